@@ -1,0 +1,89 @@
+"""Most recent vectors: what makes an asynchronous server's average an average over all clients.
+
+For every client and every kind of vector the server remembers the last one it was sent, and in which of its own
+steps the client had been asked for it. Averages run over all m clients, in client order.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fbompi.links.link import Link
+from fbompi.messages import Array, Shapes, Update
+
+NEVER = -(1 << 62)  # the stamp of a client that has not been heard
+EVER = 1 << 60  # a bound that only a client never heard exceeds
+
+
+class Recent:
+    """The most recent answers of one kind from every client.
+
+    The parts of all clients lie one behind the other in one flat array per word, so that a client which owns a
+    block of x takes no more room than its block.
+    """
+
+    def __init__(self, words: list[str], shapes: Shapes) -> None:
+        self.words, self.shapes = words, shapes
+        m = len(shapes.blocks)
+        lengths = [[math.prod(shapes.shape(word, c)) for c in range(m)] for word in words]
+        self.offsets = [np.concatenate([[0], np.cumsum(ls)]) for ls in lengths]
+        self.parts = [np.zeros(int(offsets[-1])) for offsets in self.offsets]
+        self.stamps = np.full(m, NEVER, np.int64)
+
+    def remember(self, update: Update) -> None:
+        """Put an answer in the place of the client's last one, unless that was asked for later."""
+        c = update.client
+        if update.task.stamp < self.stamps[c]:
+            return
+        self.stamps[c] = update.task.stamp
+        for flat, offsets, array in zip(self.parts, self.offsets, update.arrays, strict=True):
+            flat[offsets[c] : offsets[c + 1]] = array.ravel()
+
+    def ages(self, now: int) -> Array:
+        """How many of the server's steps ago each client was asked."""
+        return now - self.stamps
+
+    def means(self) -> list[Array]:
+        """The average over all clients of each word."""
+        return [self._mean(word, flat, offsets) for word, flat, offsets in zip(self.words, self.parts, self.offsets)]
+
+    def _mean(self, word: str, flat: Array, offsets: Array) -> Array:
+        shapes, m = self.shapes, len(self.stamps)
+        total = shapes.dim_x * (shapes.dim_y if word == "xy" else 1) if word.startswith("x") else offsets[1]
+        if offsets[-1] == m * total:  # every client has the whole vector
+            mean = flat.reshape(m, total).mean(axis=0)
+        else:
+            mean = np.zeros(total)
+            scale = total // shapes.dim_x
+            for c, block in enumerate(shapes.blocks):
+                mean[block.start * scale : block.stop * scale] += flat[offsets[c] : offsets[c + 1]]
+            mean /= m
+        return mean.reshape(-1, shapes.dim_y) if word in ("xy", "yy") else mean
+
+
+def gather(
+    link: Link, tables: dict[str, Recent], idle: set[int], kind: str, point: tuple, now: int, quorum: int, bound: float
+) -> tuple[list[Array], Array]:
+    """One asynchronous round: hand `point` to whoever is idle, wait for `quorum` answers to it, average over all.
+
+    Answers of another kind, asked for in an earlier phase, are remembered and their clients handed this point,
+    but they do not end the round: it would step on nothing new. The round is prolonged while some client's
+    vector is older than `bound` steps, or was never sent.
+    Returns the means of all clients' most recent vectors and their ages.
+    """
+    recent = tables[kind]
+    heard: set[int] = set()
+    while True:
+        ready = sorted(c for c in idle if recent.stamps[c] < now)  # the others have answered at this very point
+        idle.difference_update(ready)
+        link.send(ready, kind, *point, stamp=now)
+        for update in link.take():
+            tables[update.kind].remember(update)
+            idle.add(update.client)
+            if update.kind == kind:
+                heard.add(update.client)
+        if len(heard) >= quorum and (ages := recent.ages(now)).max() <= bound:
+            link.end_round()
+            return recent.means(), ages

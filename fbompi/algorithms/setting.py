@@ -1,0 +1,31 @@
+"""What a method is told before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fbompi.messages import Array, Shapes
+
+
+@dataclass
+class Setting:
+    """The federation as a method sees it: sizes, constants and projections, never data."""
+
+    shapes: Shapes
+    smoothness: float  # ℓ, the largest over the clients
+    rounds: int
+    seed: int
+    participation: float
+    replacement: bool
+    project_x: Callable[[Array], Array]
+    project_y: Callable[[Array], Array]
+
+    @property
+    def clients(self) -> int:
+        return len(self.shapes.blocks)
+
+    @property
+    def sampled(self) -> int:
+        """How many clients are drawn for a round."""
+        return max(1, round(self.participation * self.clients))

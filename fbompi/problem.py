@@ -1,0 +1,159 @@
+"""What a problem is, and how the oracles that it leaves out are derived from those it has.
+
+A problem is one class with the attributes and methods of `Problem`. The first group must be there; what is
+missing of the second is derived by finite differences or power iteration (`complete`), what is missing of the
+third is simply not used. *batch* is None (the whole shard) or an array of sample indices.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+Array = np.ndarray
+
+REQUIRED = ("shard", "size", "start", "upper", "lower", "upper_grad", "lower_grad")
+DERIVED = ("lower_grad_x", "hvp", "cross", "smoothness")
+OPTIONAL = ("block", "project_x", "project_y", "metrics", "exact")
+
+
+class Problem(Protocol):
+    """The names a problem offers; only the first group is required."""
+
+    dim_x: int
+    dim_y: int
+
+    def shard(self, client: int, clients: int) -> Any:
+        """This client's data, made or read where the client lives."""
+
+    def size(self, shard: Any) -> int | tuple[int, int]:
+        """Number of samples, for batches; a pair where upper and lower objective have samples of their own."""
+
+    def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        """(x0, y0)."""
+
+    def upper(self, shard: Any, x: Array, y: Array, batch: Array | None) -> float: ...
+    def lower(self, shard: Any, x: Array, y: Array, batch: Array | None) -> float: ...
+    def upper_grad(self, shard: Any, x: Array, y: Array, batch: Array | None) -> tuple[Array, Array]: ...
+    def lower_grad(self, shard: Any, x: Array, y: Array, batch: Array | None) -> Array: ...
+
+    def lower_grad_x(self, shard: Any, x: Array, y: Array, batch: Array | None) -> Array: ...
+    def hvp(self, shard: Any, x: Array, y: Array, v: Array, batch: Array | None) -> Array: ...
+    def cross(self, shard: Any, x: Array, y: Array, v: Array, batch: Array | None) -> Array: ...
+    def smoothness(self, shard: Any) -> float:
+        """ℓ, an upper bound on the largest eigenvalue of ∇²_yy g on this shard."""
+
+    def block(self, client: int, clients: int) -> slice:
+        """The part of x that this client owns; its oracles then see and return only that part."""
+
+    def project_x(self, x: Array) -> Array: ...
+    def project_y(self, y: Array) -> Array: ...
+
+    metric_meanings: dict[str, str]
+
+    def metrics(self, shard: Any, x: Array, y: Array) -> dict[str, tuple[float, float]]:
+        """This client's (sum, weight) for each metric; the metric is the quotient of the totals over clients."""
+
+    exact_meanings: dict[str, str]
+
+    def exact(self, x: Array, y: Array, clients: int) -> dict[str, float]:
+        """Figures known in closed form, computed by the server."""
+
+
+def missing_parts(problem: Any) -> list[str]:
+    """Required names that this object does not have."""
+    return [name for name in (*REQUIRED, "dim_x", "dim_y") if not hasattr(problem, name)]
+
+
+def native_oracles(problem: Any) -> list[str]:
+    """Which of the derivable oracles this problem computes itself."""
+    return [name for name in DERIVED if hasattr(problem, name)]
+
+
+def blocks(problem: Any, clients: int) -> list[slice]:
+    """The part of x that each client owns: all of it where the problem says nothing."""
+    if hasattr(problem, "block"):
+        return [problem.block(client, clients) for client in range(clients)]
+    return [slice(0, problem.dim_x)] * clients
+
+
+class Oracles:
+    """All oracles of a problem on one shard: its own where it has them, derived ones elsewhere."""
+
+    def __init__(self, problem: Any, shard: Any) -> None:
+        self.problem, self.shard = problem, shard
+        size = problem.size(shard)
+        self.upper_size, self.lower_size = size if isinstance(size, tuple) else (size, size)
+
+    def upper(self, x: Array, y: Array, batch: Array | None = None) -> float:
+        return float(self.problem.upper(self.shard, x, y, batch))
+
+    def lower(self, x: Array, y: Array, batch: Array | None = None) -> float:
+        return float(self.problem.lower(self.shard, x, y, batch))
+
+    def upper_grad(self, x: Array, y: Array, batch: Array | None = None) -> tuple[Array, Array]:
+        return self.problem.upper_grad(self.shard, x, y, batch)
+
+    def lower_grad(self, x: Array, y: Array, batch: Array | None = None) -> Array:
+        return self.problem.lower_grad(self.shard, x, y, batch)
+
+    def lower_grad_x(self, x: Array, y: Array, batch: Array | None = None) -> Array:
+        """∇_x g; from central differences of g along each coordinate where the problem has none."""
+        if hasattr(self.problem, "lower_grad_x"):
+            return self.problem.lower_grad_x(self.shard, x, y, batch)
+        return _along_coordinates(lambda z: self.lower(z, y, batch), x)
+
+    def hvp(self, x: Array, y: Array, v: Array, batch: Array | None = None) -> Array:
+        """∇²_yy g · v; from a central difference of ∇_y g along v where the problem has none."""
+        if hasattr(self.problem, "hvp"):
+            return self.problem.hvp(self.shard, x, y, v, batch)
+        return _along(lambda z: self.lower_grad(x, z, batch), y, v)
+
+    def cross(self, x: Array, y: Array, v: Array, batch: Array | None = None) -> Array:
+        """∇²_xy g · v; from differences of ∇_x g along v, or of ⟨∇_y g, v⟩ along x, where the problem has none."""
+        if hasattr(self.problem, "cross"):
+            return self.problem.cross(self.shard, x, y, v, batch)
+        if hasattr(self.problem, "lower_grad_x"):
+            return _along(lambda z: self.lower_grad_x(x, z, batch), y, v)
+        return _along_coordinates(lambda z: float(self.lower_grad(z, y, batch) @ v), x)
+
+    def smoothness(self, x: Array, y: Array) -> float:
+        """ℓ of this shard; from power iteration on the Hessian at (x, y) where the problem has no bound."""
+        if hasattr(self.problem, "smoothness"):
+            return float(self.problem.smoothness(self.shard))
+        return _largest_eigenvalue(lambda v: self.hvp(x, y, v), y.size)
+
+
+def _along(gradient, at: Array, v: Array) -> Array:
+    """Directional derivative of `gradient`; the step balances rounding and truncation at the scale of the point."""
+    norm = float(np.linalg.norm(v))
+    if norm == 0.0:
+        return np.zeros_like(gradient(at))
+    step = np.cbrt(np.finfo(np.float64).eps) * (1.0 + float(np.linalg.norm(at))) / norm
+    return (gradient(at + step * v) - gradient(at - step * v)) / (2 * step)
+
+
+def _along_coordinates(value, at: Array) -> Array:
+    gradient = np.empty_like(at)
+    for j in range(at.size):
+        step = np.cbrt(np.finfo(np.float64).eps) * (1.0 + abs(at[j]))
+        ahead, behind = at.copy(), at.copy()
+        ahead[j] += step
+        behind[j] -= step
+        gradient[j] = (value(ahead) - value(behind)) / (2 * step)
+    return gradient
+
+
+def _largest_eigenvalue(apply, size: int, iterations: int = 50, margin: float = 1.1) -> float:
+    """Power iteration from a fixed vector; it approaches from below, hence the margin."""
+    v = np.cos(np.arange(size, dtype=np.float64))
+    value = 0.0
+    for _ in range(iterations):
+        v /= np.linalg.norm(v)
+        product = apply(v)
+        previous, value = value, float(np.linalg.norm(product))
+        if value == 0.0 or abs(value - previous) <= 1e-3 * value:
+            break
+        v = product
+    return max(margin * value, np.finfo(np.float64).tiny)

@@ -1,0 +1,185 @@
+"""Data hyper-cleaning: learn which training labels are wrong, from a small clean validation set.
+
+    f_i = mean over validation samples of CE(y)
+    g_i = mean over training samples of σ(x_j)·CE_j(y) + ½·ridge·‖y‖²
+
+x has one entry per training sample, owned by the client that holds the sample: only that block travels. Labels of
+training samples are changed to another class at a rate; y is softmax regression with a bias.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Annotated, Literal
+
+import numpy as np
+
+from fbompi.config import Above, AtLeast, AtMost
+from fbompi.data import digits
+from fbompi.data.partition import partition
+from fbompi.errors import UserError
+from fbompi.kernels import softmax
+from fbompi.messages import Array
+from fbompi.randomness import stream
+
+CLASSES = 10
+MEAN_PIXEL = 0.3  # of the digits; without it the largest eigenvalue of the Hessian is four times as large
+
+
+@dataclass
+class Shard:
+    """One client's samples; images carry a last column of ones for the bias."""
+
+    train: Array
+    train_labels: Array  # as given, some of them wrong
+    corrupted: Array  # which of them are wrong; used by metrics only
+    validation: Array
+    validation_labels: Array
+    test: Array
+    test_labels: Array
+
+
+class HyperCleaning:
+    """Weights for noisy training samples above, ridge softmax regression below."""
+
+    name = "hypercleaning"
+    metric_meanings = {
+        "accuracy": "fraction of test images classified correctly",
+        "weight_clean": "mean weight σ(x) of training samples whose label is right",
+        "weight_corrupted": "mean weight σ(x) of training samples whose label was changed",
+    }
+
+    def __init__(
+        self,
+        data: Annotated[Literal["digits"], "data set"] = "digits",
+        corruption: Annotated[float, "fraction of training labels changed", AtLeast(0), AtMost(1)] = 0.4,
+        ridge: Annotated[float, "ridge coefficient of the lower problem", Above(0)] = 0.01,
+        train: Annotated[int, "training samples", AtLeast(1)] = 900,
+        validation: Annotated[int, "clean validation samples", AtLeast(1)] = 300,
+        partition: Annotated[Literal["iid", "sorted"], "how samples are dealt out to clients"] = "iid",
+        seed: Annotated[int, "seed of splitting, dealing out and corruption", AtLeast(0)] = 0,
+    ) -> None:
+        self.corruption, self.ridge, self.partition, self.seed = corruption, ridge, partition, seed
+        self.images, self.labels = digits.load()
+        if train + validation >= len(self.labels):
+            raise UserError(
+                f"problem.train + problem.validation = {train + validation}: {data} has {len(self.labels)} samples, "
+                "and some must be left for the test"
+            )
+        order = stream(seed, "problem").permutation(len(self.labels))
+        self.train, self.validation, self.test = np.split(order, [train, train + validation])
+        self.dim_x, self.features = train, self.images.shape[1] + 1
+        self.dim_y = self.features * CLASSES
+
+    @cached_property
+    def given_labels(self) -> Array:
+        """The labels of the training samples, in their order, after corruption."""
+        rng = stream(self.seed, "corruption")
+        labels = self.labels[self.train].astype(np.int64)
+        wrong = rng.permutation(len(labels))[: round(self.corruption * len(labels))]
+        labels[wrong] = (labels[wrong] + rng.integers(1, CLASSES, len(wrong))) % CLASSES
+        return labels
+
+    @lru_cache(maxsize=2)  # noqa: B019  (a problem lives as long as its run)
+    def parts(self, clients: int) -> list[tuple[Array, Array, Array]]:
+        """Positions in the training, validation and test samples of every client."""
+        return list(
+            zip(
+                partition(self.partition, self.labels[self.train], clients, self.seed),
+                partition(self.partition, self.labels[self.validation], clients, self.seed + 1),
+                partition("iid", self.labels[self.test], clients, self.seed + 2),
+                strict=True,
+            )
+        )
+
+    def block(self, client: int, clients: int) -> slice:
+        sizes = [len(train) for train, _, _ in self.parts(clients)]
+        begin = sum(sizes[:client])
+        return slice(begin, begin + sizes[client])
+
+    def shard(self, client: int, clients: int) -> Shard:
+        train, validation, test = self.parts(clients)[client]
+        given = self.given_labels[train]
+        return Shard(
+            train=self._features(self.train[train]),
+            train_labels=given,
+            corrupted=given != self.labels[self.train[train]],
+            validation=self._features(self.validation[validation]),
+            validation_labels=self.labels[self.validation[validation]].astype(np.int64),
+            test=self._features(self.test[test]),
+            test_labels=self.labels[self.test[test]].astype(np.int64),
+        )
+
+    def _features(self, which: Array) -> Array:
+        return np.hstack([self.images[which] / 16.0 - MEAN_PIXEL, np.ones((len(which), 1))])
+
+    def size(self, shard: Shard) -> tuple[int, int]:
+        return len(shard.validation), len(shard.train)
+
+    def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        return np.zeros(self.dim_x), np.zeros(self.dim_y)
+
+    def upper(self, shard, x, y, batch) -> float:
+        X, t = _rows(shard.validation, shard.validation_labels, batch)
+        return float(softmax.losses(X, t, self._model(y)).mean())
+
+    def lower(self, shard, x, y, batch) -> float:
+        X, t, w, _ = self._weighted(shard, x, batch)
+        return float(w @ softmax.losses(X, t, self._model(y))) + 0.5 * self.ridge * float(y @ y)
+
+    def upper_grad(self, shard, x, y, batch) -> tuple[Array, Array]:
+        X, t = _rows(shard.validation, shard.validation_labels, batch)
+        w = np.full(len(t), 1 / len(t))
+        return np.zeros_like(x), softmax.gradient(X, t, w, self._model(y), 0.0).ravel()
+
+    def lower_grad(self, shard, x, y, batch) -> Array:
+        X, t, w, _ = self._weighted(shard, x, batch)
+        return softmax.gradient(X, t, w, self._model(y), self.ridge).ravel()
+
+    def lower_grad_x(self, shard, x, y, batch) -> Array:
+        X, t, _, slope = self._weighted(shard, x, batch)
+        return _put(slope * softmax.losses(X, t, self._model(y)), x.size, batch)
+
+    def hvp(self, shard, x, y, v, batch) -> Array:
+        X, _, w, _ = self._weighted(shard, x, batch)
+        return softmax.hvp(X, w, self._model(y), self._model(v), self.ridge).ravel()
+
+    def cross(self, shard, x, y, v, batch) -> Array:
+        X, t, _, slope = self._weighted(shard, x, batch)
+        return _put(slope * softmax.along(X, t, self._model(y), self._model(v)), x.size, batch)
+
+    def smoothness(self, shard: Shard) -> float:
+        """diag(P) − PPᵀ has no eigenvalue above ½ and no weight exceeds 1."""
+        return 0.5 * float(np.linalg.norm(shard.train, 2) ** 2) / len(shard.train) + self.ridge
+
+    def metrics(self, shard, x, y) -> dict[str, tuple[float, float]]:
+        weights, wrong = _sigmoid(x), shard.corrupted
+        guesses = (shard.test @ self._model(y)).argmax(axis=1)
+        return {
+            "accuracy": (float((guesses == shard.test_labels).sum()), len(guesses)),
+            "weight_clean": (float(weights[~wrong].sum()), float((~wrong).sum())),
+            "weight_corrupted": (float(weights[wrong].sum()), float(wrong.sum())),
+        }
+
+    def _model(self, y: Array) -> Array:
+        return y.reshape(self.features, CLASSES)
+
+    def _weighted(self, shard: Shard, x: Array, batch: Array | None) -> tuple[Array, Array, Array, Array]:
+        """Rows, labels, weights σ(x)/n and their derivatives, of a batch or of all."""
+        X, t = _rows(shard.train, shard.train_labels, batch)
+        weights = _sigmoid(x if batch is None else x[batch])
+        return X, t, weights / len(t), weights * (1 - weights) / len(t)
+
+
+def _rows(X: Array, t: Array, batch: Array | None) -> tuple[Array, Array]:
+    return (X, t) if batch is None else (X[batch], t[batch])
+
+
+def _put(values: Array, size: int, batch: Array | None) -> Array:
+    """Values of a batch at their places in the whole block; a sample drawn twice counts twice."""
+    return values if batch is None else np.bincount(batch, values, size)
+
+
+def _sigmoid(x: Array) -> Array:
+    return 0.5 * (1 + np.tanh(0.5 * x))

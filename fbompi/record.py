@@ -1,0 +1,217 @@
+"""The run file: HDF5 that anyone can read with h5py or HDFView, and that a killed writer leaves readable.
+
+The file is complete under a temporary name before it gets its own, and every row is flushed, so that a kill costs
+at most what came after the last row.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+import fbompi
+from fbompi.errors import UserError
+from fbompi.links.link import EVENT
+
+FORMAT, FORMAT_VERSION = "fbompi-run", 1
+STATES = {"alive": 0, "lost": 1, "adopted": 2}
+
+CLIENT = np.dtype(
+    [("shard_size", "<i8"), ("rank", "<i4"), ("delay_factor", "<f8"), ("tasks_done", "<i8"), ("state", "<u1")]
+)
+
+COLUMNS = {
+    "round": ("outer round after which the row was taken", "rounds"),
+    "time": ("time since the first task was sent", "seconds; virtual seconds on the virtual link"),
+    "upper": ("mean over clients of f_i(x, y)", ""),
+    "lower": ("mean over clients of g_i(x, y)", ""),
+    "grad_norm": ("norm of the hypergradient estimate with which the method took its last step", ""),
+    "age": ("mean age of the answers since the last row", "rounds of communication"),
+}
+
+
+def free_path(out: str, stem: str, overwrite: bool) -> Path:
+    """Where the run file goes: `out`, or the first free number; refused where it cannot be written."""
+    if out:
+        path = Path(out)
+        if path.exists() and not overwrite:
+            raise UserError(f'run.out = "{out}": exists already; choose another name or add --overwrite')
+    else:
+        number = 1
+        while (path := Path(f"{stem}-{number}.h5")).exists():
+            number += 1
+    folder = path.parent
+    if path.is_dir():
+        raise UserError(f'run.out = "{path}": is a directory; expected the name of a file')
+    if not folder.is_dir():
+        raise UserError(f'run.out = "{path}": there is no directory {folder}')
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f'run.out = "{path}": no permission to write in {folder.resolve()}')
+    return path
+
+
+class RunFile:
+    """Writes a run, row by row."""
+
+    def __init__(self, path: Path, attributes: dict[str, Any], kinds: list[str], clients: np.ndarray,
+                 columns: dict[str, tuple[str, str]], dims: tuple[int, int] | None) -> None:  # fmt: skip
+        self.path = path
+        self.columns = {**COLUMNS, **columns}
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        try:
+            with h5py.File(temporary, "w") as file:
+                self._lay_out(file, attributes, kinds, clients, dims)
+            with open(temporary, "rb") as written:
+                os.fsync(written.fileno())
+            os.replace(temporary, path)
+            self.file = h5py.File(path, "r+")
+        except OSError as e:
+            temporary.unlink(missing_ok=True)
+            raise UserError(f'run.out = "{path}": cannot be written: {e.strerror or e}') from None
+
+    def _lay_out(self, file: h5py.File, attributes: dict, kinds: list[str], clients: np.ndarray,
+                 dims: tuple[int, int] | None) -> None:  # fmt: skip
+        file.attrs.update(
+            format=FORMAT, format_version=FORMAT_VERSION, status="running", fbompi_version=fbompi.__version__,
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"), host=socket.gethostname(),
+            python=sys.version.split()[0], numpy=np.__version__, **attributes,
+        )  # fmt: skip
+        trajectory = file.create_group("trajectory")
+        for name, (meaning, unit) in self.columns.items():
+            dtype = np.int64 if name == "round" else np.float64
+            column = trajectory.create_dataset(name, (0,), dtype, maxshape=(None,), chunks=(512,))
+            column.attrs.update(meaning=meaning, unit=unit)
+        if dims:
+            for name, dim in zip(("x", "y"), dims, strict=True):
+                rows = max(1, (1 << 16) // (8 * dim))
+                iterate = trajectory.create_dataset(name, (0, dim), np.float64, maxshape=(None, dim), chunks=(rows, dim))
+                iterate.attrs.update(meaning=f"the {'upper' if name == 'x' else 'lower'} variable", unit="")
+        kind = h5py.enum_dtype({name: code for code, name in enumerate(kinds)}, basetype="u1")
+        fields = [(name, kind if name == "kind" else EVENT[name]) for name in EVENT.names]
+        events = file.create_dataset("events", (0,), np.dtype(fields), maxshape=(None,), chunks=(1024,))
+        events.attrs.update(
+            meaning="one row per answer that arrived, in order of arrival",
+            age="rounds of communication between the task and its answer: arrived_round - sent_round",
+            time_sent="seconds", time_arrived="seconds", compute="seconds the client computed",
+            bytes="task and answer together, headers included",
+            values="samples on which objectives were evaluated (likewise gradients, hvps, crosses)",
+        )  # fmt: skip
+        state = h5py.enum_dtype(STATES, basetype="u1")
+        fields = [(name, state if name == "state" else CLIENT[name]) for name in CLIENT.names]
+        table = file.create_dataset("clients", data=clients.astype(np.dtype(fields)))
+        table.attrs.update(meaning="one row per client", rank="the rank that hosts it; 0 on the virtual link")
+
+    def append(self, row: dict[str, float], iterates: tuple[np.ndarray, np.ndarray] | None) -> int:
+        """Add a row; its index. Columns not given are NaN until `fill`."""
+        trajectory = self.file["trajectory"]
+        index = len(trajectory["round"])
+        values: dict[str, Any] = {name: row.get(name, np.nan) for name in self.columns}
+        if iterates:
+            values["x"], values["y"] = iterates
+        for name, value in values.items():
+            trajectory[name].resize(index + 1, axis=0)
+            trajectory[name][index] = value
+        return index
+
+    def fill(self, index: int, row: dict[str, float]) -> None:
+        """Complete a row."""
+        for name, value in row.items():
+            self.file["trajectory"][name][index] = value
+
+    def append_events(self, events: list[tuple]) -> None:
+        table = self.file["events"]
+        rows = np.array(events, EVENT)
+        table.resize(len(table) + len(rows), axis=0)
+        table[len(table) - len(rows) :] = rows.astype(table.dtype)
+
+    def count_tasks(self, done: np.ndarray) -> None:
+        table = self.file["clients"]
+        rows = table[:]
+        rows["tasks_done"] = done
+        table[:] = rows
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def finish(self, status: str, x: np.ndarray | None = None, y: np.ndarray | None = None) -> None:
+        """Say how the run ended, keep the last iterate, and close."""
+        if x is not None and y is not None:
+            final = self.file.require_group("final")
+            final.attrs["meaning"] = "the last iterate"
+            final["x"], final["y"] = x, y
+        self.file.attrs["status"] = status
+        self.file.close()
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[h5py.File]:
+    """A run file opened for reading, or one clear line."""
+    if not Path(path).is_file():
+        raise UserError(f"{path}: there is no such file")
+    try:
+        file = h5py.File(path, "r")
+    except OSError as e:
+        raise UserError(f"{path}: cannot be opened as HDF5: {str(e).splitlines()[0]}") from None
+    with file:
+        if file.attrs.get("format") != FORMAT:
+            raise UserError(f"{path}: is an HDF5 file, but not a run file of fbompi")
+        if file.attrs["format_version"] > FORMAT_VERSION:
+            raise UserError(
+                f"{path}: has run-file format {file.attrs['format_version']}, this fbompi reads up to {FORMAT_VERSION}: "
+                "install a newer fbompi"
+            )
+        try:
+            yield file
+        except (KeyError, OSError, RuntimeError) as e:
+            raise UserError(f"{path}: is damaged: {e}") from None
+
+
+class Recorder:
+    """Watches a run and writes it down; evaluation is asked for here and never waited for."""
+
+    def __init__(self, file: RunFile, driver: Any, progress: Any) -> None:
+        self.file, self.driver, self.progress = file, driver, progress
+        config = driver.parts.config
+        self.settings, self.rounds = config.record, config.run.rounds
+        self._row_of: dict[int, int] = {}  # round -> row
+
+    def see(self, state: Any, link: Any) -> None:
+        """Called before the first round and after each."""
+        self.progress.show(state.round, link.now)
+        self.fetch(link)
+        if state.round % self.settings.every and state.round != self.rounds:
+            return
+        problem, clients = self.driver.parts.problem, self.driver.parts.clients
+        ages = [event[5] for event in link.events]
+        row = {"round": state.round, "time": link.now, "grad_norm": state.gradient_norm,
+               "age": float(np.mean(ages)) if ages else 0.0}  # fmt: skip
+        if hasattr(problem, "exact"):
+            row.update(problem.exact(state.x, state.y, clients))
+            self.progress.note(row)
+        self._row_of[state.round] = self.file.append(row, (state.x, state.y) if self.settings.iterates else None)
+        if link.events:
+            self.file.append_events(link.events)
+            link.events.clear()
+        self.file.count_tasks(link.tasks_done)
+        self.file.flush()
+        if self.settings.metrics:
+            link.evaluate(state.round, state.x, state.y)
+
+    def fetch(self, link: Any) -> None:
+        """Complete the rows whose evaluation has come in."""
+        for round_, parts in link.evaluated:
+            row = self.driver.row(parts)
+            self.file.fill(self._row_of.pop(round_), row)
+            self.progress.note(row)
+        if link.evaluated:
+            link.evaluated.clear()
+            self.file.flush()

@@ -1,0 +1,103 @@
+"""Finding methods and problems by name: adding one is adding a file.
+
+Problems may also come from a package (entry point group ``fbompi.problems``) or from the user's own file
+(``path/to/file.py:Class``), which is the only code of a user that is ever loaded, and only when named.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+import traceback
+from functools import lru_cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from fbompi.config import nearest
+from fbompi.errors import UserError
+
+
+@lru_cache(maxsize=None)
+def _named_classes(package: str) -> dict[str, type]:
+    """Every class with a `name` in the modules of a package of ours."""
+    found: dict[str, type] = {}
+    module = importlib.import_module(package)
+    for info in pkgutil.iter_modules(module.__path__):
+        for member in vars(importlib.import_module(f"{package}.{info.name}")).values():
+            if isinstance(member, type) and isinstance(member.__dict__.get("name"), str):
+                found[member.name] = member
+    return found
+
+
+def algorithms() -> dict[str, Any]:
+    """All methods by name."""
+    return dict(sorted(_named_classes("fbompi.algorithms").items()))
+
+
+def problems() -> dict[str, Any]:
+    """All problems by name, those of installed packages included (not loaded before they are used)."""
+    found: dict[str, Any] = dict(sorted(_named_classes("fbompi.problems").items()))
+    for entry in entry_points(group="fbompi.problems"):
+        found.setdefault(entry.name, entry)
+    return found
+
+
+def algorithm(name: str) -> Any:
+    """The class of a method."""
+    if name not in algorithms():
+        raise UserError(f'run.algorithm = "{name}": no such method: {nearest(name, algorithms())}')
+    return algorithms()[name]
+
+
+def problem(name: str) -> Any:
+    """The class of a problem: built in, from a package, or from the user's file."""
+    if ":" in name:
+        return _from_file(name)
+    if name not in problems():
+        raise UserError(f'run.problem = "{name}": no such problem: {nearest(name, problems())}')
+    found = problems()[name]
+    if isinstance(found, type):
+        return found
+    try:
+        return found.load()
+    except Exception as e:
+        raise user_failure(e, found.module, f"loading problem {name} of {found.value}") from None
+
+
+@lru_cache(maxsize=None)
+def _from_file(name: str) -> Any:
+    path, _, attribute = name.rpartition(":")
+    file = Path(path)
+    if not file.is_file():
+        raise UserError(f'run.problem = "{name}": there is no file {path}')
+    spec = importlib.util.spec_from_file_location(f"fbompi_user_{file.stem}", file.resolve())
+    if spec is None or spec.loader is None:
+        raise UserError(f'run.problem = "{name}": {path} is not a Python file (.py)')
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as e:
+        raise user_failure(e, str(file.resolve()), f"loading {path}") from None
+    if not hasattr(module, attribute):
+        classes = [k for k, v in vars(module).items() if isinstance(v, type)]
+        raise UserError(f'run.problem = "{name}": {path} has no class {attribute}: {nearest(attribute, classes)}')
+    return getattr(module, attribute)
+
+
+_OURS = str(Path(__file__).resolve().parent)
+
+
+def user_failure(error: Exception, where: str, doing: str) -> UserError:
+    """An error raised by a user's code, told with the frames of that code and none of ours."""
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__)
+        if not f.filename.startswith(_OURS) and not f.filename.startswith("<frozen")
+    ]  # fmt: skip
+    if isinstance(error, SyntaxError):
+        return UserError(f"{doing}: {error.filename}, line {error.lineno}: SyntaxError: {error.msg}")
+    text = "".join(traceback.format_list(frames))
+    return UserError(f"{doing}: {type(error).__name__}: {error}", text)

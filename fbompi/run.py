@@ -1,0 +1,115 @@
+"""One run from configuration to run file: build the parts, drive the method, record what it does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fbompi import registry
+from fbompi.algorithms.setting import Setting
+from fbompi.client import Client, combine, metric_names
+from fbompi.config import Config
+from fbompi.delays import DelayModel
+from fbompi.errors import UserError
+from fbompi.links.link import Link
+from fbompi.messages import Array, Shapes
+from fbompi.problem import Oracles, blocks, missing_parts
+from fbompi.randomness import stream
+
+DEFAULT_CLIENTS = 18
+
+
+@dataclass
+class Parts:
+    """What server and hosts build alike from one configuration."""
+
+    config: Config
+    problem: Any
+    shapes: Shapes
+    functions: dict[str, Callable]
+
+    @property
+    def clients(self) -> int:
+        return len(self.shapes.blocks)
+
+    def client(self, index: int) -> Client:
+        """A client with its shard, made or read here."""
+        try:
+            oracles = Oracles(self.problem, self.problem.shard(index, self.clients))
+        except UserError:
+            raise
+        except Exception as e:
+            name = self.config.run.problem
+            raise registry.user_failure(e, name, f"problem {name}, shard of client {index}") from None
+        return Client(oracles, index, self.config.run.seed, self.config.clients.batch)
+
+
+def build(config: Config, client_ranks: int = 0) -> Parts:
+    """The parts of a run; `client_ranks` is how many ranks there are to host clients."""
+    if config.clients.count == "auto":
+        config.clients.count = max(DEFAULT_CLIENTS, client_ranks)
+    name, count = config.run.problem, config.clients.count
+    try:
+        problem = registry.problem(name)(**config.problem)
+        missing = missing_parts(problem)
+        if missing:
+            raise UserError(f"problem {name} lacks {', '.join(missing)}; see the problem protocol in the README")
+        owned = blocks(problem, count)
+    except UserError:
+        raise
+    except Exception as e:
+        raise registry.user_failure(e, name, f"problem {name}") from None
+    shapes = Shapes(owned, problem.dim_x, problem.dim_y, 2 + 2 * len(metric_names(problem)))
+    method = registry.algorithm(config.run.algorithm)
+    return Parts(config, problem, shapes, method.used_tasks(config.algorithm))
+
+
+def link_arguments(parts: Parts) -> tuple:
+    """What every link is made from."""
+    config = parts.config
+    delays = DelayModel(config.delays, parts.clients, config.run.seed)
+    return parts.functions, parts.shapes, delays, config.clients.local_steps, config.run.seed
+
+
+class Driver:
+    """The server of a run: introduces itself to the clients, then drives the method round by round."""
+
+    def __init__(self, parts: Parts, link: Link) -> None:
+        self.parts, self.link = parts, link
+        config, problem = parts.config, parts.problem
+        x, y = (np.array(a, np.float64) for a in problem.start(stream(config.run.seed, "start")))
+        link.send(range(parts.clients), "hello", x, y)
+        answers = link.collect()
+        link.reset_clock()
+        self.shard_sizes = np.array([u.arrays[0][0] for u in answers], np.int64)
+        smoothness = max(float(u.arrays[1][0]) for u in answers)
+        if not (math.isfinite(smoothness) and smoothness > 0):
+            raise UserError(f"problem {config.run.problem}: smoothness ℓ = {smoothness}: expected a positive number")
+        setting = Setting(
+            parts.shapes, smoothness, config.run.rounds, config.run.seed, config.clients.participation,
+            config.clients.replacement, getattr(problem, "project_x", _same), getattr(problem, "project_y", _same),
+        )  # fmt: skip
+        self.setting = setting
+        self.method = registry.algorithm(config.run.algorithm)(config.algorithm, setting)
+        self.state = self.method.start(x, y)
+
+    def run(self, recorder: Any) -> None:
+        """All rounds; `recorder` is shown the state before the first and after each."""
+        recorder.see(self.state, self.link)
+        while self.state.round < self.setting.rounds:
+            self.method.round(self.state, self.link)
+            recorder.see(self.state, self.link)
+        self.link.finish_evaluations()
+        recorder.fetch(self.link)
+
+    def row(self, parts: Array) -> dict[str, float]:
+        """Metrics of a row from the parts of an evaluation."""
+        return combine(parts, self.parts.problem)
+
+
+def _same(z: Array) -> Array:
+    return z

@@ -1,0 +1,111 @@
+"""What `fbompi inspect` says of a run file, as figures and as a page of ten lines or so."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from fbompi.config import tomllib
+from fbompi.record import reading
+
+NOT_METRICS = {"round", "time", "age", "x", "y"}
+
+
+def summary(path: str | Path) -> dict[str, Any]:
+    """The figures of a run."""
+    with reading(path) as file:
+        attributes = {k: v.item() if isinstance(v, np.generic) else v for k, v in file.attrs.items()}
+        config = tomllib.loads(attributes.pop("config"))
+        trajectory, events, clients = file["trajectory"], file["events"][:], file["clients"][:]
+        rounds = trajectory["round"][:]
+        return {
+            "file": str(path),
+            **attributes,
+            "config": config,
+            "rounds": int(rounds[-1]) if len(rounds) else 0,
+            "rows": len(rounds),
+            "time": float(trajectory["time"][-1]) if len(rounds) else 0.0,
+            "metrics": {k: _course(trajectory[k]) for k in trajectory if k not in NOT_METRICS},
+            "communication_rounds": int(events["arrived_round"].max()) + 1 if len(events) else 0,
+            "answers": len(events),
+            "age": _spread(events["age"]),
+            "age_by_kind": {
+                kind: _spread(events["age"][events["kind"] == code])
+                for kind, code in h5py.check_enum_dtype(file["events"].dtype["kind"]).items()
+                if (events["kind"] == code).any()
+            },
+            "bytes": int(events["bytes"].sum()),
+            "compute_seconds": float(events["compute"].sum()),
+            "oracle_calls": {k: int(events[k].sum()) for k in ("gradients", "hvps", "crosses")},
+            "clients": {
+                "count": len(clients),
+                "ranks": len(set(clients["rank"].tolist())),
+                "samples": int(clients["shard_size"].sum()),
+                "tasks_done": _spread(clients["tasks_done"]),
+                "states": {
+                    name: int((clients["state"] == code).sum())
+                    for name, code in h5py.check_enum_dtype(file["clients"].dtype["state"]).items()
+                },
+            },
+        }
+
+
+def _course(column: h5py.Dataset) -> dict[str, Any]:
+    """First, last and best known values of a column."""
+    values = column[:]
+    known = values[np.isfinite(values)]
+    first, last = (float(known[0]), float(known[-1])) if len(known) else (None, None)
+    return {"first": first, "last": last, "meaning": column.attrs["meaning"]}
+
+
+def _spread(values: np.ndarray) -> dict[str, float]:
+    if not len(values):
+        return {}
+    low, median, high = np.percentile(values, [0, 50, 100])
+    return {"mean": float(values.mean()), "min": float(low), "median": float(median),
+            "p95": float(np.percentile(values, 95)), "max": float(high)}  # fmt: skip
+
+
+def page(s: dict[str, Any]) -> str:
+    """A summary for people."""
+    run, clients = s["config"]["run"], s["clients"]
+    where = f"{clients['ranks']} ranks of {s['mpi']}" if s["link"] == "mpi" else "one process (virtual link)"
+    unit = "s" if s["link"] == "mpi" else "virtual s"
+    status = "running, or killed while it ran" if s["status"] == "running" else s["status"]
+    lines = [
+        f"{run['algorithm']} on {run['problem']}: {status}, {s['rounds']} of {run['rounds']} rounds, "
+        f"{s['time']:.4g} {unit}, seed {run['seed']}",
+        f"{clients['count']} clients with {clients['samples']} samples on {where}; {s['host']}, {s['created']}, "
+        f"fbompi {s['fbompi_version']}",
+    ]
+    width = max(map(len, s["metrics"]), default=0)
+    for name in sorted(s["metrics"], key=lambda k: (k in ("upper", "lower", "grad_norm"), k)):
+        m = s["metrics"][name]
+        if m["last"] is not None:
+            lines.append(f"  {name:<{width}}  {m['first']:.4g} → {m['last']:.4g}   {m['meaning']}")
+    if s["answers"]:
+        a = s["age"]
+        lines.append(
+            f"staleness: an answer was {a['mean']:.1f} rounds old on average, 95 % at most {a['p95']:.0f}, "
+            f"the oldest {a['max']:.0f} (of {s['communication_rounds']} rounds of communication)"
+        )
+        done, calls = clients["tasks_done"], s["oracle_calls"]
+        lines.append(
+            f"work: {s['answers']} answers, {done['min']:.0f} to {done['max']:.0f} per client; "
+            f"{s['bytes'] / 1e6:.1f} MB moved; per-sample calls: {calls['gradients']:,} gradients, "
+            f"{calls['hvps']:,} Hessian products, {calls['crosses']:,} cross products"
+        )
+    bad = {k: n for k, n in clients["states"].items() if n and k != "alive"}
+    if bad:
+        lines.append("clients: " + ", ".join(f"{n} {k}" for k, n in bad.items()))
+    return _printable("\n".join(lines))
+
+
+def _printable(text: str) -> str:
+    """Without characters that this terminal cannot show."""
+    encoding = sys.stdout.encoding or "ascii"
+    return text.encode(encoding, "replace").decode(encoding)

@@ -1,0 +1,1 @@
+"""Numerical kernels, by what they compute."""
