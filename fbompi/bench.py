@@ -12,9 +12,9 @@ from fbompi.config import Delays
 from fbompi.delays import DelayModel
 from fbompi.errors import UserError
 from fbompi.links import mpi
-from fbompi.messages import HEADER_BYTES, Array, Shapes, task
+from fbompi.messages import HEADER_WORDS, Array, Shapes, task
 
-REPEATS = 3
+REPEATS = 5
 
 
 @task(takes="y", gives="y")
@@ -29,29 +29,30 @@ class NoOracles:
     upper_size = lower_size = 0
 
 
-def link_figures(numbers: int, updates: int) -> dict[str, Any] | None:
+def link_figures(numbers: int, updates: int, per_rank: int) -> dict[str, Any] | None:
     """Updates per second, bare and through the link, alternating; None on ranks that are not the server."""
     comm, rank, size = mpi.start()
-    clients = size - 1
-    if clients < 1:
+    if size < 2:
         raise UserError("fbompi bench link: needs at least two ranks, for example -n 4")
+    clients = per_rank * (size - 1)
     shapes = Shapes([slice(0, 0)] * clients, 0, numbers, 0)
     bare, ours = [], []
     for _ in range(REPEATS):
         comm.Barrier()
-        bare.append(mpi.bare_echo(comm, HEADER_BYTES + 8 * numbers, updates))
+        bare.append(mpi.bare_echo(comm, 8 * (HEADER_WORDS + numbers), updates))
         comm.Barrier()
         if rank == 0:
             arguments = {"echo": echo}, shapes, DelayModel(Delays(), clients, 0), 1, 0
             ours.append(_updates_per_second(mpi.MpiLink(comm, *arguments), numbers, updates))
         else:
-            workers = {rank - 1: Client(NoOracles(), rank - 1, 0, 0)}  # type: ignore[arg-type]
+            mine = [c for c in range(clients) if mpi.host_of(c, size) == rank]
+            workers = {c: Client(NoOracles(), c, 0, 0) for c in mine}  # type: ignore[arg-type]
             mpi.Host(comm, workers, {"echo": echo}, shapes).serve()
     mpi.finish()
     if rank:
         return None
     return {
-        "numbers": numbers, "client_ranks": clients, "updates": updates, "mpi": mpi.library(),
+        "numbers": numbers, "client_ranks": size - 1, "clients": clients, "updates": updates, "mpi": mpi.library(),
         "bare_per_second": float(np.median(bare)), "link_per_second": float(np.median(ours)),
         "ratio": float(np.median(np.array(ours) / np.array(bare))),
         "ratios": (np.array(ours) / np.array(bare)).tolist(),
@@ -59,18 +60,18 @@ def link_figures(numbers: int, updates: int) -> dict[str, Any] | None:
 
 
 def _updates_per_second(link: mpi.MpiLink, numbers: int, updates: int) -> float:
-    """A server that steps on every answer: average of all clients' most recent vectors, and on with the next task."""
-    y, recent = np.ones(numbers), np.zeros((link.clients, numbers))
+    """A server that steps on every answer as it comes, and answers its client at once."""
+    y = np.ones(numbers)
     begin, done = time.perf_counter(), 0
     link.send(range(link.clients), "echo", y)
     while done < updates:
-        arrived = link.take()
-        for update in arrived:
-            recent[update.client] = update.arrays[0]
-        y = y - 1e-3 * recent.mean(axis=0)
-        link.end_round()
-        link.send([update.client for update in arrived], "echo", y)
-        done += len(arrived)
+        for update in link.take():
+            (step,) = update.arrays
+            step *= 1e-3
+            y = y - step
+            link.end_round()
+            link.send([update.client], "echo", y)
+            done += 1
         link.events.clear()
     rate = done / (time.perf_counter() - begin)
     link.close()
@@ -81,7 +82,7 @@ def link_page(figures: dict[str, Any]) -> str:
     """The figures for people."""
     f = figures
     return (
-        f"{f['client_ranks']} client ranks, {f['numbers']} numbers per message, {f['mpi']}\n"
+        f"{f['clients']} clients on {f['client_ranks']} ranks, {f['numbers']} numbers per message, {f['mpi']}\n"
         f"  bare Irecv/Waitsome/Isend echo  {f['bare_per_second']:>9,.0f} updates/s\n"
         f"  through the link                {f['link_per_second']:>9,.0f} updates/s\n"
         f"  ratio                           {f['ratio']:>9.2f}   (each repeat: "

@@ -194,9 +194,13 @@ def bench() -> None:
 @RANKS
 @click.option("--numbers", default=7850, show_default=True, type=click.IntRange(1), help="float64 numbers per message.")
 @click.option("--updates", default=20000, show_default=True, type=click.IntRange(100), help="Updates per measurement.")
+@click.option("--per-rank", default=6, show_default=True, type=click.IntRange(1), help="Clients on each rank.")
 @JSON
-def link(ranks: int | None, numbers: int, updates: int, as_json: bool) -> None:
+def link(ranks: int | None, numbers: int, updates: int, per_rank: int, as_json: bool) -> None:
     """Server updates per second through the mpi link, beside a bare echo of the same messages.
+
+    The echo keeps one message per rank under way and does nothing else; the link serves clients whose work is
+    trivial, and the server takes a step on every answer.
 
     \b
     fbompi bench link -n 4
@@ -209,7 +213,7 @@ def link(ranks: int | None, numbers: int, updates: int, as_json: bool) -> None:
         launch(ranks or 4, _without_ranks(sys.argv[1:]), quiet=as_json)
     from fbompi.bench import link_figures, link_page
 
-    figures = link_figures(numbers, updates)
+    figures = link_figures(numbers, updates, per_rank)
     if figures is not None:
         click.echo(json.dumps(figures) if as_json else link_page(figures))
 

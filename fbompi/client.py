@@ -7,14 +7,16 @@ randomness on (seed, client, task number). That is what allows a task to be sent
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from fbompi.messages import Array, Counts, task
+from fbompi.messages import NO_CALLS, Array, task
 from fbompi.problem import Oracles
 from fbompi.randomness import stream
+
+
+VALUES, GRADIENTS, HVPS, CROSSES = range(4)  # places in `Client.calls`
 
 
 class Client:
@@ -22,49 +24,41 @@ class Client:
 
     def __init__(self, oracles: Oracles, index: int, seed: int, batch: int) -> None:
         self.oracles, self.index, self.seed, self.batch = oracles, index, seed, batch
-        self._begin(0, 1)
+        self.number, self.local_steps, self.calls = 0, 1, list(NO_CALLS)
+        self._rng: np.random.Generator | None = None
 
     def answer(self, function: Callable, number: int, local_steps: int, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        """Run a task function from a clean slate."""
-        self._begin(number, local_steps)
+        """Run a task function from a clean slate; `calls` tells afterwards what it took."""
+        self.number, self.local_steps, self.calls, self._rng = number, local_steps, [0, 0, 0, 0], None
         result = function(self, *arrays)
         return result if isinstance(result, tuple) else (result,)
 
-    def _begin(self, number: int, local_steps: int) -> None:
-        self.number, self.local_steps = number, local_steps
-        self.counts = Counts()
-        self.__dict__.pop("rng", None)
-
-    @cached_property
+    @property
     def rng(self) -> np.random.Generator:
         """This task's own randomness."""
-        return stream(self.seed, "client", self.index, self.number)
+        if self._rng is None:
+            self._rng = stream(self.seed, "client", self.index, self.number)
+        return self._rng
 
-    def _draw(self, size: int) -> tuple[Array | None, int]:
-        """A fresh minibatch, with replacement, and the number of samples it touches."""
+    def _draw(self, oracle: int, size: int) -> Array | None:
+        """A fresh minibatch, with replacement; its samples are counted as calls of the oracle."""
         if not 0 < self.batch < size:
-            return None, size
-        return self.rng.integers(size, size=self.batch), self.batch
+            self.calls[oracle] += size
+            return None
+        self.calls[oracle] += self.batch
+        return self.rng.integers(size, size=self.batch)
 
     def upper_grad(self, x: Array, y: Array) -> tuple[Array, Array]:
-        batch, touched = self._draw(self.oracles.upper_size)
-        self.counts.gradients += touched
-        return self.oracles.upper_grad(x, y, batch)
+        return self.oracles.upper_grad(x, y, self._draw(GRADIENTS, self.oracles.upper_size))
 
     def lower_grad(self, x: Array, y: Array) -> Array:
-        batch, touched = self._draw(self.oracles.lower_size)
-        self.counts.gradients += touched
-        return self.oracles.lower_grad(x, y, batch)
+        return self.oracles.lower_grad(x, y, self._draw(GRADIENTS, self.oracles.lower_size))
 
     def hvp(self, x: Array, y: Array, v: Array) -> Array:
-        batch, touched = self._draw(self.oracles.lower_size)
-        self.counts.hvps += touched
-        return self.oracles.hvp(x, y, v, batch)
+        return self.oracles.hvp(x, y, v, self._draw(HVPS, self.oracles.lower_size))
 
     def cross(self, x: Array, y: Array, v: Array) -> Array:
-        batch, touched = self._draw(self.oracles.lower_size)
-        self.counts.crosses += touched
-        return self.oracles.cross(x, y, v, batch)
+        return self.oracles.cross(x, y, v, self._draw(CROSSES, self.oracles.lower_size))
 
 
 @task(takes="x y", gives="1 1")
@@ -77,7 +71,7 @@ def hello(client: Client, x: Array, y: Array) -> tuple[Array, Array]:
 def evaluate(client: Client, x: Array, y: Array) -> Array:
     """This client's part of an evaluation: f_i, g_i, then (sum, weight) of each metric of the problem."""
     oracles, problem = client.oracles, client.oracles.problem
-    client.counts.values += oracles.upper_size + oracles.lower_size
+    client.calls[VALUES] += oracles.upper_size + oracles.lower_size
     parts = [oracles.upper(x, y), oracles.lower(x, y)]
     if metric_names(problem):
         measured = problem.metrics(oracles.shard, x, y)

@@ -7,36 +7,23 @@ its declaration is refused. Nothing is ever pickled.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 Array = np.ndarray
 
-# magic, kind, client, task number, payload count, local steps, injected delay, compute seconds, oracle counts
-_HEADER = struct.Struct("<4sHHqqqqdd4q")
-HEADER_BYTES = 128  # a multiple of 64, so that the payload is aligned for vector loads
-_MAGIC = b"FBO1"
-assert _HEADER.size <= HEADER_BYTES
+# magic, kind, client, task number, payload count, local steps, injected delay, compute seconds, oracle calls
+_HEADER = struct.Struct("<8sqqqqqdd4q")
+HEADER_WORDS = 16  # 128 bytes: a multiple of 64, so that the payload is aligned for vector loads
+_MAGIC = b"fbompi 1"
+assert _HEADER.size <= 8 * HEADER_WORDS
 
-
-@dataclass
-class Counts:
-    """Oracle evaluations, each counted per sample touched."""
-
-    values: int = 0
-    gradients: int = 0
-    hvps: int = 0
-    crosses: int = 0
-
-    def as_tuple(self) -> tuple[int, int, int, int]:
-        return self.values, self.gradients, self.hvps, self.crosses
-
-
+NO_CALLS = (0, 0, 0, 0)
 @dataclass(slots=True)
 class Task:
     """One piece of work for one client; `stamp` is the server's own note of when, in its own count of steps."""
@@ -59,10 +46,9 @@ class Update:
 
     task: Task
     arrays: tuple[Array, ...]
-    counts: Counts
+    calls: tuple[int, int, int, int]  # of the oracles, per sample: values, gradients, hvps, crosses
     compute: float  # seconds the client computed
     time: float  # arrival
-    size: int  # bytes of task and answer together
 
     @property
     def client(self) -> int:
@@ -81,11 +67,18 @@ def task(takes: str, gives: str) -> Callable:
     """
 
     def declare(function: Callable) -> Callable:
-        function.takes = takes.split()  # type: ignore[attr-defined]
-        function.gives = gives.split()  # type: ignore[attr-defined]
+        function.takes = tuple(takes.split())  # type: ignore[attr-defined]
+        function.gives = tuple(gives.split())  # type: ignore[attr-defined]
         return function
 
     return declare
+
+
+class Layout(NamedTuple):
+    """Where the words of a message lie in its payload."""
+
+    places: tuple[tuple[int, int, tuple[int, ...]], ...]  # (begin, end, shape) of each word
+    count: int
 
 
 class Shapes:
@@ -94,26 +87,30 @@ class Shapes:
     def __init__(self, blocks: Sequence[slice], dim_x: int, dim_y: int, metrics: int) -> None:
         self.blocks = list(blocks)
         self.dim_x, self.dim_y, self.metrics = dim_x, dim_y, metrics
+        self._layouts: dict[tuple[tuple[str, ...], int], Layout] = {}
 
-    def shape(self, word: str, client: int) -> tuple[int, ...]:
-        """The shape this word stands for, at this client."""
+    def held(self, client: int) -> int:
+        """How much of x this client owns."""
         block = self.blocks[client]
-        return self._shapes_for(block.stop - block.start)[word]
+        return block.stop - block.start
 
-    @lru_cache(maxsize=None)  # noqa: B019  (one Shapes lives as long as its run)
-    def _shapes_for(self, held: int) -> dict[str, tuple[int, ...]]:
-        q = self.dim_y
-        return {"x": (held,), "y": (q,), "1": (1,), "yy": (q, q), "xy": (held, q), "metrics": (self.metrics,)}
-
-    def count(self, words: Sequence[str], client: int) -> int:
-        """How many float64 numbers these words take."""
-        return sum(int(np.prod(self.shape(word, client))) for word in words)
+    def layout(self, words: tuple[str, ...], client: int) -> Layout:
+        """Where these words lie in a message to or from this client."""
+        key = words, self.held(client)
+        found = self._layouts.get(key)
+        if found is None:
+            held, q = key[1], self.dim_y
+            shape = {"x": (held,), "y": (q,), "1": (1,), "yy": (q, q), "xy": (held, q), "metrics": (self.metrics,)}
+            ends = np.cumsum([0, *(math.prod(shape[word]) for word in words)]).tolist()
+            places = tuple((a, b, shape[word]) for a, b, word in zip(ends, ends[1:], words))
+            found = self._layouts[key] = Layout(places, ends[-1])
+        return found
 
     def largest(self, functions: Sequence[Callable]) -> int:
         """Bytes of the largest message that any of these tasks or their answers can be."""
-        widest = max(range(len(self.blocks)), key=lambda c: self.blocks[c].stop - self.blocks[c].start)
+        widest = max(range(len(self.blocks)), key=self.held)
         sides = [words for f in functions for words in (f.takes, f.gives)]  # type: ignore[attr-defined]
-        return HEADER_BYTES + 8 * max(self.count(words, widest) for words in sides)
+        return 8 * HEADER_WORDS + 8 * max(self.layout(words, widest).count for words in sides)
 
 
 class Header(NamedTuple):
@@ -123,50 +120,46 @@ class Header(NamedTuple):
     client: int
     number: int
     count: int
-    local_steps: int = 1
-    delay: float = 0.0
-    compute: float = 0.0
-    counts: tuple[int, int, int, int] = (0, 0, 0, 0)
+    local_steps: int
+    delay: float
+    compute: float
+    calls: tuple[int, int, int, int]
 
 
-def pack(buffer: Array, header: Header, arrays: Sequence[Array]) -> int:
-    """Write a message into `buffer` (uint8) and return its length in bytes."""
-    _HEADER.pack_into(
-        buffer, 0, _MAGIC, header.kind, 0, header.client, header.number, header.count,
-        header.local_steps, header.delay, header.compute, *header.counts,
-    )  # fmt: skip
-    end = HEADER_BYTES + 8 * header.count
-    payload = buffer[HEADER_BYTES:end].view(np.float64)
-    at = 0
+def empty_buffer(size: int) -> Array:
+    """Room for a message of `size` bytes."""
+    return np.empty(size // 8)
+
+
+def pack(
+    buffer: Array, kind: int, client: int, number: int, arrays: Sequence[Array],
+    local_steps: int = 1, delay: float = 0.0, compute: float = 0.0, calls: tuple[int, int, int, int] = NO_CALLS,
+) -> int:  # fmt: skip
+    """Write a message into `buffer` and return its length in bytes."""
+    end = HEADER_WORDS
     for array in arrays:
-        payload[at : at + array.size] = array if array.ndim == 1 else array.ravel()
-        at += array.size
-    if at != header.count:
-        raise ValueError(f"message of kind {header.kind} for client {header.client}: {at} numbers, not {header.count}")
-    return end
+        begin, end = end, end + array.size
+        buffer[begin:end] = array if array.ndim == 1 else array.ravel()
+    _HEADER.pack_into(
+        buffer, 0, _MAGIC, kind, client, number, end - HEADER_WORDS, local_steps, delay, compute, *calls
+    )
+    return 8 * end
 
 
 def unpack(buffer: Array, size: int) -> tuple[Header, Array]:
     """The header and a view of the payload of a message of `size` bytes; anything malformed is refused."""
-    if size < HEADER_BYTES:
-        raise ValueError(f"a message of {size} bytes is shorter than its header of {HEADER_BYTES}")
-    magic, kind, _, client, number, count, steps, delay, compute, *counts = _HEADER.unpack_from(buffer, 0)
-    if magic != _MAGIC:
-        raise ValueError(f"a message that does not begin with {_MAGIC!r}: not sent by this version of fbompi")
-    if count < 0 or HEADER_BYTES + 8 * count != size:
-        raise ValueError(f"a message of {size} bytes says that it holds {count} numbers")
-    payload = buffer[HEADER_BYTES:size].view(np.float64)
-    return Header(kind, client, number, count, steps, delay, compute, tuple(counts)), payload
+    fields = _HEADER.unpack_from(buffer)
+    header = Header(*fields[1:8], fields[8:])
+    if fields[0] != _MAGIC or size != 8 * (HEADER_WORDS + header.count):
+        raise ValueError(f"a message of {size} bytes that begins with {fields[0]!r}: not of this version of fbompi")
+    return header, buffer[HEADER_WORDS : size // 8]
 
 
-def split(payload: Array, words: Sequence[str], shapes: Shapes, client: int) -> tuple[Array, ...]:
+def split(payload: Array, layout: Layout) -> tuple[Array, ...]:
     """The arrays of a payload, as views."""
-    arrays, at = [], 0
-    for word in words:
-        shape = shapes.shape(word, client)
-        length = int(np.prod(shape)) if len(shape) > 1 else shape[0]
-        arrays.append(payload[at : at + length].reshape(shape) if len(shape) > 1 else payload[at : at + length])
-        at += length
-    if at != payload.size:
-        raise ValueError(f"client {client}: a payload of {payload.size} numbers where {words} takes {at}")
-    return tuple(arrays)
+    if payload.size != layout.count:
+        raise ValueError(f"a payload of {payload.size} numbers where {layout.count} were expected")
+    places = layout.places
+    if len(places) == 1 and len(places[0][2]) == 1:
+        return (payload,)
+    return tuple([payload[a:b].reshape(shape) for a, b, shape in places])

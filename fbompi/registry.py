@@ -27,7 +27,8 @@ def _named_classes(package: str) -> dict[str, type]:
     module = importlib.import_module(package)
     for info in pkgutil.iter_modules(module.__path__):
         for member in vars(importlib.import_module(f"{package}.{info.name}")).values():
-            if isinstance(member, type) and isinstance(member.__dict__.get("name"), str):
+            ours = isinstance(member, type) and member.__module__.startswith(f"{package}.")
+            if ours and isinstance(member.__dict__.get("name"), str):
                 found[member.name] = member
     return found
 

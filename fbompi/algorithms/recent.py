@@ -6,8 +6,6 @@ steps the client had been asked for it. Averages run over all m clients, in clie
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from fbompi.links.link import Link
@@ -24,10 +22,10 @@ class Recent:
     block of x takes no more room than its block.
     """
 
-    def __init__(self, words: list[str], shapes: Shapes) -> None:
+    def __init__(self, words: tuple[str, ...], shapes: Shapes) -> None:
         self.words, self.shapes = words, shapes
         m = len(shapes.blocks)
-        lengths = [[math.prod(shapes.shape(word, c)) for c in range(m)] for word in words]
+        lengths = [[shapes.layout((word,), c).count for c in range(m)] for word in words]
         self.offsets = [np.concatenate([[0], np.cumsum(ls)]) for ls in lengths]
         self.parts = [np.zeros(int(offsets[-1])) for offsets in self.offsets]
         self.stamps = np.full(m, NEVER, np.int64)

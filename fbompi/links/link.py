@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from fbompi.client import evaluate, hello
 from fbompi.delays import DelayModel
-from fbompi.messages import HEADER_BYTES, Array, Shapes, Task, Update
+from fbompi.messages import HEADER_WORDS, Array, Layout, Shapes, Task, Update
 from fbompi.randomness import Table
 
 SERVICE = {"hello": hello, "evaluate": evaluate}  # tasks of the run itself, beside those of the method
@@ -27,6 +28,16 @@ EVENT = np.dtype(
         ("compute", "<f8"), ("values", "<i8"), ("gradients", "<i8"), ("hvps", "<i8"), ("crosses", "<i8"),
     ]
 )  # fmt: skip
+
+
+class Route(NamedTuple):
+    """All that is known beforehand of the messages of one kind to and from one client."""
+
+    code: int
+    block: slice | None  # the part of x to send, where it is not all of it
+    x_words: tuple[int, ...]  # which of the arrays are x
+    answer: Layout
+    moved: int  # bytes of task and answer, headers included
 
 
 class Stalled(Exception):
@@ -89,11 +100,7 @@ class Link:
         self._open = 0  # how many of them are the method's
         self._evaluations: dict[int, Evaluation] = {}
         self._waiting_evaluations: deque[Evaluation] = deque()
-        self._sizes = {
-            kind: [2 * HEADER_BYTES + 8 * (shapes.count(f.takes, c) + shapes.count(f.gives, c))
-                   for c in range(self.clients)]
-            for kind, f in self.functions.items()
-        }  # fmt: skip
+        self._routes = {kind: [self._route(kind, c) for c in range(self.clients)] for kind in self.kinds}
 
     # What a method uses
 
@@ -104,17 +111,17 @@ class Link:
 
     def send(self, clients: Iterable[int], kind: str, *arrays: Array, stamp: int = 0) -> None:
         """Hand a task to each of these clients; `arrays` must not be changed in place afterwards."""
+        now = self.now
         for client in map(int, clients):
             index = self._sent[client]
             steps = self._fixed_steps or int(self._local_steps.value(client, index))
-            task = Task(
-                self._next_number, client, kind, arrays, stamp, self.round, steps, self.now,
-                self.delays.communication(client, index), self.delays.computing(client, steps),
-            )  # fmt: skip
-            self._sent[client] += 1
-            self._next_number += 1
+            delay, compute = self._times(client, index, steps)
+            number = self._next_number
+            task = Task(number, client, kind, arrays, stamp, self.round, steps, now, delay, compute)
+            self._sent[client] = index + 1
+            self._next_number = number + 1
             self._open += 1
-            self._tasks[task.number] = task
+            self._tasks[number] = task
             self._deliver(task)
 
     def take(self) -> list[Update]:
@@ -124,7 +131,7 @@ class Link:
         updates: list[Update] = []
         while not updates:
             updates = [update for update in self._arrivals() if self._log(update)]
-        return sorted(updates, key=lambda u: u.task.number)
+        return sorted(updates, key=_number) if len(updates) > 1 else updates
 
     def collect(self) -> list[Update]:
         """Wait for every outstanding answer; the round ends. In the order of sending, whatever that of arrival."""
@@ -132,7 +139,7 @@ class Link:
         while self._open:
             updates += self.take()
         self.end_round()
-        return sorted(updates, key=lambda u: u.task.number)
+        return sorted(updates, key=_number)
 
     def end_round(self) -> None:
         """The server has what it waited for; what arrives from now on is one round older."""
@@ -188,11 +195,11 @@ class Link:
             return False
         self._open -= 1
         self.tasks_done[task.client] += 1
+        route, arrived = self._routes[task.kind][task.client], self.round
         self.events.append(
             (
-                task.client, self.kinds.index(task.kind), task.number, task.round, self.round,
-                self.round - task.round, task.local_steps, update.size, task.time_sent, update.time,
-                update.compute, *update.counts.as_tuple(),
+                task.client, route.code, task.number, task.round, arrived, arrived - task.round, task.local_steps,
+                route.moved, task.time_sent, update.time, update.compute, *update.calls,
             )
         )  # fmt: skip
         return True
@@ -206,8 +213,25 @@ class Link:
         """At least one answer, waiting for it if need be."""
         raise NotImplementedError
 
-    def _local_arrays(self, task: Task) -> list[Array]:
+    def _times(self, client: int, index: int, steps: int) -> tuple[float, float]:
+        """Seconds of communication and of computing that the delay model gives a task."""
+        return self.delays.communication(client, index), self.delays.computing(client, steps)
+
+    def _route(self, kind: str, client: int) -> Route:
+        function, shapes = self.functions[kind], self.shapes
+        takes, gives = function.takes, function.gives  # type: ignore[attr-defined]
+        task, answer = shapes.layout(takes, client), shapes.layout(gives, client)
+        block = shapes.blocks[client] if shapes.held(client) < shapes.dim_x else None
+        x_words = tuple(i for i, word in enumerate(takes) if word == "x")
+        moved = 8 * (2 * HEADER_WORDS + task.count + answer.count)
+        return Route(self.kinds.index(kind), block, x_words, answer, moved)
+
+    def _local_arrays(self, task: Task, route: Route) -> Sequence[Array]:
         """The arrays of a task as its client sees them: of x only the block that it owns."""
-        block = self.shapes.blocks[task.client]
-        words = self.functions[task.kind].takes  # type: ignore[attr-defined]
-        return [array[block] if word == "x" else array for word, array in zip(words, task.arrays, strict=True)]
+        if route.block is None or not route.x_words:
+            return task.arrays
+        return [array[route.block] if i in route.x_words else array for i, array in enumerate(task.arrays)]
+
+
+def _number(update: Update) -> int:
+    return update.task.number

@@ -21,10 +21,12 @@ import numpy as np
 from fbompi.client import Client
 from fbompi.errors import UserError
 from fbompi.links.link import Link
-from fbompi.messages import HEADER_BYTES, Array, Counts, Header, Shapes, Task, Update, pack, split, unpack
+from fbompi.messages import HEADER_WORDS, Array, Header, Shapes, Task, Update, empty_buffer, pack, split, unpack
+
+Sent = tuple[Any, Array]  # the request of a send and its buffer
 
 TAG = 1
-STOP, GOODBYE, FAILED = 0xFFFF, 0xFFFE, 0xFFFD  # kinds of messages that are not tasks
+FAILED, GOODBYE, STOP = 1 << 16, (1 << 16) + 1, (1 << 16) + 2  # kinds of messages that are not tasks
 FAILURE_BYTES = 1 << 16
 PATIENCE = 10.0  # seconds that a failing host leaves the server to close the run file
 
@@ -80,6 +82,16 @@ def thread_level() -> str:
     return names.get(MPI.Query_thread(), "multiple")
 
 
+def has_fault_tolerance() -> bool:
+    """Whether this MPI has the calls that survive a dead rank (ULFM)."""
+    from mpi4py import MPI
+
+    try:
+        return MPI.COMM_SELF.Get_failed().size == 0
+    except (AttributeError, NotImplementedError, MPI.Exception):
+        return False
+
+
 def agree(comm: Any, problem: str) -> tuple[int, str]:
     """The lowest rank that has something to complain of and its text; (−1, "") if there is none. Collective."""
     from mpi4py import MPI
@@ -119,37 +131,30 @@ def host_of(client: int, ranks: int) -> int:
     return 1 + client % (ranks - 1)
 
 
+def buffer_size(shapes: Shapes, functions: Sequence[Callable]) -> int:
+    """Bytes that any message of a run fits into."""
+    return max(shapes.largest(functions), 8 * HEADER_WORDS + FAILURE_BYTES)
+
+
 class Sender:
     """Nonblocking sends from recycled buffers; each buffer rests until its send is complete."""
 
     def __init__(self, comm: Any, size: int) -> None:
         from mpi4py import MPI
 
-        self._comm, self._size, self._testsome, self._byte = comm, size, MPI.Request.Testsome, MPI.BYTE
-        self._waitall = MPI.Request.Waitall
+        self._isend, self._size, self._byte = comm.Isend, size, MPI.BYTE
         self._free: list[Array] = []
-        self._requests: list[Any] = []
-        self._buffers: list[Array] = []
 
-    def send(self, rank: int, header: Header, arrays: Sequence[Array]) -> None:
-        """Pack a message and start sending it."""
-        if not self._free:
-            self._reclaim()
-        buffer = self._free.pop() if self._free else np.empty(self._size, np.uint8)
-        length = pack(buffer, header, arrays)
-        self._requests.append(self._comm.Isend([buffer, length, self._byte], dest=rank, tag=TAG))
-        self._buffers.append(buffer)
+    def send(self, rank: int, *message: Any) -> Sent:
+        """Pack a message (the arguments of `pack` after the buffer) and start sending it."""
+        buffer = self._free.pop() if self._free else empty_buffer(self._size)
+        length = pack(buffer, *message)
+        return self._isend([buffer, length, self._byte], rank, TAG), buffer
 
-    def finish(self) -> None:
-        """Wait until everything sent has left."""
-        self._waitall(self._requests)
-
-    def _reclaim(self) -> None:
-        done = set(self._testsome(self._requests) or ())
-        if done:
-            self._free += [b for i, b in enumerate(self._buffers) if i in done]
-            self._requests = [r for i, r in enumerate(self._requests) if i not in done]
-            self._buffers = [b for i, b in enumerate(self._buffers) if i not in done]
+    def complete(self, sent: Sent) -> None:
+        """Wait for a send that must be all but complete, and take its buffer back."""
+        sent[0].Wait()
+        self._free.append(sent[1])
 
 
 class MpiLink(Link):
@@ -163,11 +168,15 @@ class MpiLink(Link):
         super().__init__(*args)
         self._comm, self._ranks = comm, comm.size
         self._byte, self._waitsome = MPI.BYTE, MPI.Request.Waitsome
-        size = max(self.shapes.largest(list(self.functions.values())), HEADER_BYTES + FAILURE_BYTES)
+        self._inject = self.delays.settings.inject
+        self._hosts = [host_of(c, comm.size) for c in range(self.clients)]
+        self._size = size = buffer_size(self.shapes, list(self.functions.values()))
         self._sender = Sender(comm, size)
-        self._buffers = [np.empty(size, np.uint8) for _ in range(self._ranks - 1)]
+        self._sends: dict[int, Sent] = {}  # by task number
+        self._buffers = [empty_buffer(size) for _ in range(self._ranks - 1)]
         self._requests = [self._receive(i) for i in range(self._ranks - 1)]
         self._statuses = [MPI.Status() for _ in self._requests]
+        self._serving = set(range(1, self._ranks))
         self._begin = time.perf_counter()
 
     @property
@@ -179,51 +188,53 @@ class MpiLink(Link):
         self._begin = time.perf_counter()
 
     def _receive(self, index: int) -> Any:
-        buffer = self._buffers[index]
-        return self._comm.Irecv([buffer, buffer.size, self._byte], source=index + 1, tag=TAG)
+        return self._comm.Irecv([self._buffers[index], self._size, self._byte], index + 1, TAG)
+
+    def _times(self, client: int, index: int, steps: int) -> tuple[float, float]:
+        """The real machine decides; the model only where delays are injected."""
+        return super()._times(client, index, steps) if self._inject else (0.0, 0.0)
 
     def _deliver(self, task: Task) -> None:
-        kind = self.kinds.index(task.kind)
-        arrays = self._local_arrays(task)
-        inject = self.delays.settings.inject * (task.delay + task.compute)
-        header = Header(kind, task.client, task.number, sum(a.size for a in arrays), task.local_steps, inject)
-        self._sender.send(host_of(task.client, self._ranks), header, arrays)
+        client = task.client
+        route = self._routes[task.kind][client]
+        self._sends[task.number] = self._sender.send(
+            self._hosts[client], route.code, client, task.number, self._local_arrays(task, route), task.local_steps,
+            self._inject * (task.delay + task.compute),
+        )  # fmt: skip
 
     def _arrivals(self) -> list[Update]:
         updates = []
-        for index, size in self._completed():
-            header, payload = unpack(self._buffers[index], size)
-            if header.kind == FAILED:
-                text = payload.view(np.uint8).tobytes().rstrip(b"\x00").decode(errors="replace")
-                raise ClientFailed(index + 1, text)
+        done = self._waitsome(self._requests, self._statuses)
+        now = self.now
+        for k, index in enumerate(done):
+            header, payload = unpack(self._buffers[index], self._statuses[k].Get_count(self._byte))
+            if header.kind >= FAILED:
+                self._notice(header, payload, index + 1)
+                continue
             task = self._tasks[header.number]
-            words = self.functions[task.kind].gives  # type: ignore[attr-defined]
-            arrays = split(payload.copy(), words, self.shapes, task.client)
+            self._sender.complete(self._sends.pop(header.number))  # the task has arrived: here is its answer
+            arrays = split(payload, self._routes[task.kind][task.client].answer)
+            updates.append(Update(task, arrays, header.calls, header.compute, now))
+            self._buffers[index] = empty_buffer(self._size)  # the old one belongs to the update now
             self._requests[index] = self._receive(index)
-            bytes_moved = self._sizes[task.kind][task.client]
-            updates.append(Update(task, arrays, Counts(*header.counts), header.compute, self.now, bytes_moved))
         return updates
 
-    def _completed(self) -> list[tuple[int, int]]:
-        """(index, bytes) of every receive that is complete, waiting for at least one."""
-        done = self._waitsome(self._requests, self._statuses) or []
-        return [(i, self._statuses[k].Get_count(self._byte)) for k, i in enumerate(done)]
+    def _notice(self, header: Header, payload: Array, rank: int) -> None:
+        """What a rank says of itself: that it failed, or good-bye."""
+        if header.kind == FAILED:
+            text = payload.view(np.uint8).tobytes().rstrip(b"\x00").decode(errors="replace")
+            raise ClientFailed(rank, text)
+        self._serving.discard(rank)
 
     def close(self, failed: bool = False) -> None:
         """Tell every host to stop, take in what is still on its way, and let go."""
         if failed:
             return
-        for rank in range(1, self._ranks):
-            self._sender.send(rank, Header(STOP, 0, 0, 0), ())
-        waiting = self._ranks - 1
-        while waiting:
-            for index, size in self._completed():
-                header, _ = unpack(self._buffers[index], size)
-                if header.kind == GOODBYE:
-                    waiting -= 1
-                else:
-                    self._requests[index] = self._receive(index)
-        self._sender.finish()
+        stops = [self._sender.send(rank, STOP, 0, 0, ()) for rank in range(1, self._ranks)]
+        while self._serving:
+            self._arrivals()
+        for sent in (*stops, *self._sends.values()):
+            self._sender.complete(sent)
 
 
 class ClientFailed(Exception):
@@ -243,77 +254,87 @@ class Host:
 
         self._comm, self._workers, self._shapes = comm, workers, shapes
         self._functions = list({**SERVICE, **functions}.values())
-        size = max(shapes.largest(self._functions), HEADER_BYTES + FAILURE_BYTES)
+        self._size = size = buffer_size(shapes, self._functions)
         self._byte, self._status = MPI.BYTE, MPI.Status()
         self._sender = Sender(comm, size)
-        self._buffer = np.empty(size, np.uint8)
-        self._queues: dict[int, deque[tuple[Header, Array]]] = {}
+        self._sends: deque[Sent] = deque()  # oldest first; the server takes them in this order
+        self._buffer = empty_buffer(size)
+        self._queues: dict[int, deque[tuple[Header, Array]]] = {c: deque() for c in workers}
         self._turn: deque[int] = deque()  # clients with something to do, in the order of their turn
-        self._held: list[tuple[float, Header, tuple[Array, ...]]] = []  # answers under an injected delay
+        self._held: list[tuple[float, tuple]] = []  # (when, answer) under an injected delay
         self._stopped = False
 
     def serve(self) -> None:
         """Work until the server says stop."""
-        request = self._receive()
-        while True:
-            idle = not self._turn and not self._held
-            if idle:
-                request.Wait(self._status)
-            if idle or request.Test(self._status):
-                self._take(self._status.Get_count(self._byte))
-                if self._stopped:
-                    break
-                request = self._receive()
-                continue  # take everything that is here before computing: turns are then fair
-            if self._turn:
+        self._request = self._receive()
+        self._take_all()
+        while not self._stopped:
+            for _ in range(len(self._turn)):  # one task of every client that has any: turns are fair
                 self._work()
             if self._held:
                 self._release()
-        self._sender.send(0, Header(GOODBYE, 0, 0, 0), ())
-        self._sender.finish()
+            self._take_all()
+        self._reply(0, GOODBYE, 0, 0, ())
+        for sent in self._sends:
+            self._sender.complete(sent)
 
     def fail(self, error: BaseException) -> None:
         """Tell the server what happened, so that it can close the run file; it then ends the job."""
         text = "".join(traceback.format_exception(error)).encode()[-FAILURE_BYTES:]
         payload = np.zeros(-(-len(text) // 8), np.float64)
         payload.view(np.uint8)[: len(text)] = np.frombuffer(text, np.uint8)
-        self._sender.send(0, Header(FAILED, 0, 0, payload.size), (payload,))
-        self._sender.finish()
+        self._sender.complete(self._sender.send(0, FAILED, 0, 0, (payload,)))
         time.sleep(PATIENCE)
 
     def _receive(self) -> Any:
-        return self._comm.Irecv([self._buffer, self._buffer.size, self._byte], source=0, tag=TAG)
+        return self._comm.Irecv([self._buffer, self._size, self._byte], 0, TAG)
 
-    def _take(self, size: int) -> None:
-        header, payload = unpack(self._buffer, size)
+    def _take_all(self) -> None:
+        """Take every message that is here; with nothing to do, wait for one."""
+        if not self._turn and not self._held:
+            self._request.Wait(self._status)
+            self._take()
+            if len(self._workers) == 1:  # nobody to be fair to, and looking for more would give the core away
+                return
+        while not self._stopped and self._request.Test(self._status):
+            self._take()
+
+    def _take(self) -> None:
+        message = unpack(self._buffer, self._status.Get_count(self._byte))
+        header = message[0]
         if header.kind == STOP:
             self._stopped = True
             return
-        queue = self._queues.setdefault(header.client, deque())
+        self._buffer = empty_buffer(self._size)  # the old one belongs to the queue now
+        self._request = self._receive()
+        queue = self._queues[header.client]
         if not queue:
             self._turn.append(header.client)
-        queue.append((header, payload.copy()))
+        queue.append(message)
 
     def _work(self) -> None:
         """One task of the client whose turn it is."""
         client = self._turn.popleft()
         queue = self._queues[client]
-        header, payload = queue.popleft()
+        (kind, _, number, _, steps, delay, _, _), payload = queue.popleft()
         if queue:
             self._turn.append(client)
         begin = time.perf_counter()
-        worker, function = self._workers[client], self._functions[header.kind]
-        arrays = split(payload, function.takes, self._shapes, client)  # type: ignore[attr-defined]
-        answer = worker.answer(function, header.number, header.local_steps, arrays)
+        worker, function = self._workers[client], self._functions[kind]
+        layout = self._shapes.layout(function.takes, client)  # type: ignore[attr-defined]
+        answer = worker.answer(function, number, steps, split(payload, layout))
         now = time.perf_counter()
-        reply = Header(
-            header.kind, client, header.number, sum(a.size for a in answer), header.local_steps,
-            0.0, now - begin, worker.counts.as_tuple(),
-        )  # fmt: skip
-        if header.delay > 0:
-            self._held.append((now + header.delay, reply, answer))
+        reply = 0, kind, client, number, answer, steps, 0.0, now - begin, worker.calls
+        if delay > 0:
+            self._held.append((now + delay, reply))
         else:
-            self._sender.send(0, reply, answer)
+            self._reply(*reply)
+
+    def _reply(self, *message: Any) -> None:
+        """Send an answer; of the earlier ones only the oldest can be complete."""
+        if len(self._sends) > 1 and self._sends[0][0].Test():
+            self._sender.complete(self._sends.popleft())
+        self._sends.append(self._sender.send(*message))
 
     def _release(self) -> None:
         """Send the answers whose injected delay is over."""
@@ -321,38 +342,38 @@ class Host:
         due = [held for held in self._held if held[0] <= now]
         if due:
             self._held = [held for held in self._held if held[0] > now]
-            for _, reply, answer in sorted(due, key=lambda held: held[0]):
-                self._sender.send(0, reply, answer)
+            for _, reply in sorted(due, key=lambda held: held[0]):
+                self._reply(*reply)
         elif not self._turn:
             os.sched_yield()
 
 
 def bare_echo(comm: Any, size: int, messages: int) -> float:
-    """Messages per second of the barest server possible, for comparison: receive, send back, nothing else."""
+    """Messages per second of the barest server there can be, for comparison: Irecv, Waitsome, Isend, nothing else."""
     from mpi4py import MPI
 
-    buffers = [np.zeros(size, np.uint8) for _ in range(comm.size - 1)] if comm.rank == 0 else []
     if comm.rank:
         buffer, status = np.zeros(size, np.uint8), MPI.Status()
         while True:
-            comm.Recv(buffer, source=0, tag=MPI.ANY_TAG, status=status)
+            comm.Irecv(buffer, 0, MPI.ANY_TAG).Wait(status)
             if status.Get_tag() != TAG:
                 return 0.0
-            comm.Send(buffer, dest=0, tag=TAG)
+            comm.Isend(buffer, 0, TAG).Wait()
+    peers = range(comm.size - 1)
+    outgoing, incoming = ([np.zeros(size, np.uint8) for _ in peers] for _ in range(2))
     begin = time.perf_counter()
-    sends = [comm.Isend(b, dest=i + 1, tag=TAG) for i, b in enumerate(buffers)]
-    incoming = [np.zeros(size, np.uint8) for _ in buffers]
-    receives = [comm.Irecv(b, source=i + 1, tag=TAG) for i, b in enumerate(incoming)]
+    sends = [comm.Isend(outgoing[i], i + 1, TAG) for i in peers]
+    receives = [comm.Irecv(incoming[i], i + 1, TAG) for i in peers]
     done = 0
     while done < messages:
-        for i in MPI.Request.Waitsome(receives) or []:
+        for i in MPI.Request.Waitsome(receives):
             sends[i].Wait()
-            receives[i] = comm.Irecv(incoming[i], source=i + 1, tag=TAG)
-            sends[i] = comm.Isend(buffers[i], dest=i + 1, tag=TAG)
+            receives[i] = comm.Irecv(incoming[i], i + 1, TAG)
+            sends[i] = comm.Isend(outgoing[i], i + 1, TAG)
             done += 1
+    rate = done / (time.perf_counter() - begin)
     MPI.Request.Waitall(receives)
     MPI.Request.Waitall(sends)
-    rate = done / (time.perf_counter() - begin)
-    for rank in range(1, comm.size):
-        comm.Send(buffers[0][:1], dest=rank, tag=TAG + 1)
+    for i in peers:
+        comm.Send(outgoing[i][:1], i + 1, TAG + 1)
     return rate

@@ -14,7 +14,7 @@ import numpy as np
 
 from fbompi.client import Client
 from fbompi.links.link import Link
-from fbompi.messages import Counts, Task, Update
+from fbompi.messages import Task, Update
 
 
 class VirtualLink(Link):
@@ -61,6 +61,6 @@ class VirtualLink(Link):
 
     def _answer(self, task: Task) -> Update:
         worker = self._workers[task.client]
-        arrays = worker.answer(self.functions[task.kind], task.number, task.local_steps, self._local_arrays(task))
-        counts: Counts = worker.counts
-        return Update(task, arrays, counts, task.compute, self._clock, self._sizes[task.kind][task.client])
+        local = self._local_arrays(task, self._routes[task.kind][task.client])
+        arrays = worker.answer(self.functions[task.kind], task.number, task.local_steps, local)
+        return Update(task, arrays, tuple(worker.calls), task.compute, self._clock)

