@@ -1,4 +1,4 @@
-"""The command line. Commands import what they need when they run, so that help is quick and MPI starts only for runs."""
+"""The command line. Commands import what they need when they run: help is quick, and MPI starts only for runs."""
 
 from __future__ import annotations
 

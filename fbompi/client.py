@@ -6,15 +6,14 @@ randomness on (seed, client, task number). That is what allows a task to be sent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from fbompi.messages import NO_CALLS, Array, task
+from fbompi.messages import NO_CALLS, Array, TaskFunction, task
 from fbompi.problem import Oracles
 from fbompi.randomness import stream
-
 
 VALUES, GRADIENTS, HVPS, CROSSES = range(4)  # places in `Client.calls`
 
@@ -27,7 +26,9 @@ class Client:
         self.number, self.local_steps, self.calls = 0, 1, list(NO_CALLS)
         self._rng: np.random.Generator | None = None
 
-    def answer(self, function: Callable, number: int, local_steps: int, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    def answer(
+        self, function: TaskFunction, number: int, local_steps: int, arrays: Sequence[Array]
+    ) -> tuple[Array, ...]:
         """Run a task function from a clean slate; `calls` tells afterwards what it took."""
         self.number, self.local_steps, self.calls, self._rng = number, local_steps, [0, 0, 0, 0], None
         result = function(self, *arrays)

@@ -169,7 +169,8 @@ def keys_of(section: Any) -> dict[str, Key] | None:
 
 
 def _key(name: str, hint: Any, default: Any) -> Key:
-    kind, extras = hint, ()
+    kind: Any = hint
+    extras: list[Any] = []
     if get_origin(hint) is Annotated:
         kind, *extras = get_args(hint)
     meaning = next((e for e in extras if isinstance(e, str)), "")
@@ -292,9 +293,7 @@ def resolve(tables: dict[str, Any], source: str = "configuration") -> Config:
         raise UserError(f"{source}: clients.local_steps = {clients.local_steps}: expected a number or [low, high]")
     method = registry.algorithm(run.algorithm)
     parameters = check_section("algorithm", tables.get("algorithm", {}), keys_of(method.Parameters), source)
-    problem = check_section(
-        "problem", tables.get("problem", {}), keys_of(registry.problem(run.problem)), source
-    )
+    problem = check_section("problem", tables.get("problem", {}), keys_of(registry.problem(run.problem)), source)
     return Config(problem=problem, algorithm=method.Parameters(**parameters), **checked)
 
 

@@ -84,7 +84,7 @@ def _mpi_library() -> dict[str, Any]:
 
 
 def _two_ranks(launcher: Launcher) -> str:
-    """"ok" if two processes started by the launcher find each other."""
+    """ "ok" if two processes started by the launcher find each other."""
     out, error = _ask([launcher.path, *flags(launcher, 2), "-n", "2", sys.executable, "-c", _COUNT_RANKS])
     said = sorted(line for line in out.splitlines() if line.startswith("rank"))
     return "ok" if said == ["rank 0 of 2", "rank 1 of 2"] else error or " ".join(said) or "no answer"
@@ -108,8 +108,8 @@ def _advice(f: dict[str, Any], launcher: Launcher | None) -> list[str]:
         advice.append("there is no mpirun: runs with -n need one; runs in one process do not")
     if f["two_ranks"] not in (None, "ok"):
         advice.append(
-            f"two ranks do not find each other ({f['two_ranks']}): {launcher.path if launcher else 'mpirun'} may belong "
-            "to another MPI than the one mpi4py loads; put the right one first on the PATH"
+            f"two ranks do not find each other ({f['two_ranks']}): {launcher.path if launcher else 'mpirun'} may "
+            "belong to another MPI than the one mpi4py loads; put the right one first on the PATH"
         )
     if f["threads"] not in ("", "1"):
         advice.append(f"OMP_NUM_THREADS is {f['threads']}: with several ranks on a node, 1 is usually faster")
@@ -125,7 +125,7 @@ def page(f: dict[str, Any]) -> str:
     lines = [
         f"fbompi     {f['fbompi']}, Python {f['python']} ({f['executable']})",
         f"packages   {packages}, HDF5 {f['hdf5']}",
-        f"machine    {f['cores']} cores{', root' if f['root'] else ''}; {f['threads'] or 'all'} threads for linear algebra",
+        f"machine    {f['cores']} cores{', root' if f['root'] else ''}; {f['threads'] or 'all'} linear-algebra threads",
         f"MPI        {mpi['library']}, thread level {mpi['threads']}, "
         f"{'with' if mpi['ulfm'] else 'without'} the calls for fault tolerance (ULFM)"
         if "library" in mpi

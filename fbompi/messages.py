@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,6 +24,8 @@ _MAGIC = b"fbompi 1"
 assert _HEADER.size <= 8 * HEADER_WORDS
 
 NO_CALLS = (0, 0, 0, 0)
+
+
 @dataclass(slots=True)
 class Task:
     """One piece of work for one client; `stamp` is the server's own note of when, in its own count of steps."""
@@ -46,7 +48,7 @@ class Update:
 
     task: Task
     arrays: tuple[Array, ...]
-    calls: tuple[int, int, int, int]  # of the oracles, per sample: values, gradients, hvps, crosses
+    calls: Sequence[int]  # of the oracles, per sample: values, gradients, hvps, crosses
     compute: float  # seconds the client computed
     time: float  # arrival
 
@@ -59,16 +61,24 @@ class Update:
         return self.task.kind
 
 
-def task(takes: str, gives: str) -> Callable:
+class TaskFunction(Protocol):
+    """A client function with the shapes it takes and gives (see `task`)."""
+
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+
+    def __call__(self, client: Any, *arrays: Array) -> Any: ...
+
+
+def task(takes: str, gives: str) -> Callable[[Callable], TaskFunction]:
     """Declare a client function: the shapes of its arguments and of its result, as words.
 
     ``x`` the client's block of the upper variable, ``y`` the lower variable, ``1`` a number,
     ``yy`` and ``xy`` matrices, ``metrics`` the parts of an evaluation.
     """
 
-    def declare(function: Callable) -> Callable:
-        function.takes = tuple(takes.split())  # type: ignore[attr-defined]
-        function.gives = tuple(gives.split())  # type: ignore[attr-defined]
+    def declare(function: Any) -> TaskFunction:
+        function.takes, function.gives = tuple(takes.split()), tuple(gives.split())
         return function
 
     return declare
@@ -78,7 +88,7 @@ class Layout(NamedTuple):
     """Where the words of a message lie in its payload."""
 
     places: tuple[tuple[int, int, tuple[int, ...]], ...]  # (begin, end, shape) of each word
-    count: int
+    numbers: int
 
 
 class Shapes:
@@ -106,11 +116,11 @@ class Shapes:
             found = self._layouts[key] = Layout(places, ends[-1])
         return found
 
-    def largest(self, functions: Sequence[Callable]) -> int:
+    def largest(self, functions: Sequence[TaskFunction]) -> int:
         """Bytes of the largest message that any of these tasks or their answers can be."""
         widest = max(range(len(self.blocks)), key=self.held)
-        sides = [words for f in functions for words in (f.takes, f.gives)]  # type: ignore[attr-defined]
-        return 8 * HEADER_WORDS + 8 * max(self.layout(words, widest).count for words in sides)
+        sides = [words for f in functions for words in (f.takes, f.gives)]
+        return 8 * HEADER_WORDS + 8 * max(self.layout(words, widest).numbers for words in sides)
 
 
 class Header(NamedTuple):
@@ -119,11 +129,11 @@ class Header(NamedTuple):
     kind: int
     client: int
     number: int
-    count: int
+    length: int  # of the payload, in numbers
     local_steps: int
     delay: float
     compute: float
-    calls: tuple[int, int, int, int]
+    calls: Sequence[int]
 
 
 def empty_buffer(size: int) -> Array:
@@ -133,7 +143,7 @@ def empty_buffer(size: int) -> Array:
 
 def pack(
     buffer: Array, kind: int, client: int, number: int, arrays: Sequence[Array],
-    local_steps: int = 1, delay: float = 0.0, compute: float = 0.0, calls: tuple[int, int, int, int] = NO_CALLS,
+    local_steps: int = 1, delay: float = 0.0, compute: float = 0.0, calls: Sequence[int] = NO_CALLS,
 ) -> int:  # fmt: skip
     """Write a message into `buffer` and return its length in bytes."""
     end = HEADER_WORDS
@@ -141,24 +151,24 @@ def pack(
         begin, end = end, end + array.size
         buffer[begin:end] = array if array.ndim == 1 else array.ravel()
     _HEADER.pack_into(
-        buffer, 0, _MAGIC, kind, client, number, end - HEADER_WORDS, local_steps, delay, compute, *calls
+        buffer.data, 0, _MAGIC, kind, client, number, end - HEADER_WORDS, local_steps, delay, compute, *calls
     )
     return 8 * end
 
 
 def unpack(buffer: Array, size: int) -> tuple[Header, Array]:
     """The header and a view of the payload of a message of `size` bytes; anything malformed is refused."""
-    fields = _HEADER.unpack_from(buffer)
-    header = Header(*fields[1:8], fields[8:])
-    if fields[0] != _MAGIC or size != 8 * (HEADER_WORDS + header.count):
+    fields = _HEADER.unpack_from(buffer.data)
+    header = Header._make((*fields[1:8], fields[8:]))
+    if fields[0] != _MAGIC or size != 8 * (HEADER_WORDS + header.length):
         raise ValueError(f"a message of {size} bytes that begins with {fields[0]!r}: not of this version of fbompi")
     return header, buffer[HEADER_WORDS : size // 8]
 
 
 def split(payload: Array, layout: Layout) -> tuple[Array, ...]:
     """The arrays of a payload, as views."""
-    if payload.size != layout.count:
-        raise ValueError(f"a payload of {payload.size} numbers where {layout.count} were expected")
+    if payload.size != layout.numbers:
+        raise ValueError(f"a payload of {payload.size} numbers where {layout.numbers} were expected")
     places = layout.places
     if len(places) == 1 and len(places[0][2]) == 1:
         return (payload,)

@@ -93,10 +93,11 @@ class RunFile:
         if dims:
             for name, dim in zip(("x", "y"), dims, strict=True):
                 rows = max(1, (1 << 16) // (8 * dim))
-                iterate = trajectory.create_dataset(name, (0, dim), np.float64, maxshape=(None, dim), chunks=(rows, dim))
+                chunks, maxshape = (rows, dim), (None, dim)
+                iterate = trajectory.create_dataset(name, (0, dim), np.float64, maxshape=maxshape, chunks=chunks)
                 iterate.attrs.update(meaning=f"the {'upper' if name == 'x' else 'lower'} variable", unit="")
         kind = h5py.enum_dtype({name: code for code, name in enumerate(kinds)}, basetype="u1")
-        fields = [(name, kind if name == "kind" else EVENT[name]) for name in EVENT.names]
+        fields = [(name, kind if name == "kind" else EVENT[name]) for name in EVENT.names or ()]
         events = file.create_dataset("events", (0,), np.dtype(fields), maxshape=(None,), chunks=(1024,))
         events.attrs.update(
             meaning="one row per answer that arrived, in order of arrival",
@@ -106,7 +107,7 @@ class RunFile:
             values="samples on which objectives were evaluated (likewise gradients, hvps, crosses)",
         )  # fmt: skip
         state = h5py.enum_dtype(STATES, basetype="u1")
-        fields = [(name, state if name == "state" else CLIENT[name]) for name in CLIENT.names]
+        fields = [(name, state if name == "state" else CLIENT[name]) for name in CLIENT.names or ()]
         table = file.create_dataset("clients", data=clients.astype(np.dtype(fields)))
         table.attrs.update(meaning="one row per client", rank="the rank that hosts it; 0 on the virtual link")
 
@@ -166,8 +167,8 @@ def reading(path: str | Path) -> Iterator[h5py.File]:
             raise UserError(f"{path}: is an HDF5 file, but not a run file of fbompi")
         if file.attrs["format_version"] > FORMAT_VERSION:
             raise UserError(
-                f"{path}: has run-file format {file.attrs['format_version']}, this fbompi reads up to {FORMAT_VERSION}: "
-                "install a newer fbompi"
+                f"{path}: has run-file format {file.attrs['format_version']}, this fbompi reads up to "
+                f"{FORMAT_VERSION}: install a newer fbompi"
             )
         try:
             yield file

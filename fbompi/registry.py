@@ -11,7 +11,7 @@ import importlib.util
 import pkgutil
 import sys
 import traceback
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from fbompi.config import nearest
 from fbompi.errors import UserError
 
 
-@lru_cache(maxsize=None)
+@cache
 def _named_classes(package: str) -> dict[str, type]:
     """Every class with a `name` in the modules of a package of ours."""
     found: dict[str, type] = {}
@@ -68,7 +68,7 @@ def problem(name: str) -> Any:
         raise user_failure(e, found.module, f"loading problem {name} of {found.value}") from None
 
 
-@lru_cache(maxsize=None)
+@cache
 def _from_file(name: str) -> Any:
     path, _, attribute = name.rpartition(":")
     file = Path(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from fbompi.config import Config
 from fbompi.delays import DelayModel
 from fbompi.errors import UserError
 from fbompi.links.link import Link
-from fbompi.messages import Array, Shapes
+from fbompi.messages import Array, Shapes, TaskFunction
 from fbompi.problem import Oracles, blocks, missing_parts
 from fbompi.randomness import stream
 
@@ -30,7 +29,7 @@ class Parts:
     config: Config
     problem: Any
     shapes: Shapes
-    functions: dict[str, Callable]
+    functions: dict[str, TaskFunction]
 
     @property
     def clients(self) -> int:
@@ -52,7 +51,7 @@ def build(config: Config, client_ranks: int = 0) -> Parts:
     """The parts of a run; `client_ranks` is how many ranks there are to host clients."""
     if config.clients.count == "auto":
         config.clients.count = max(DEFAULT_CLIENTS, client_ranks)
-    name, count = config.run.problem, config.clients.count
+    name, count = config.run.problem, int(config.clients.count)
     try:
         problem = registry.problem(name)(**config.problem)
         missing = missing_parts(problem)

@@ -63,7 +63,7 @@ def matrices(client: Client, x: Array, y: Array) -> tuple[Array, Array, Array, A
 
 
 @dataclass
-class Parameters:
+class AfboParameters:
     """Parameters of AFBO."""
 
     step_x: Annotated[float | Literal["auto"], "η; auto: distance over gradients", Above(0)] = "auto"
@@ -104,10 +104,10 @@ class Afbo:
     name = "afbo"
     paper = "Li, Zhu, Gong, Mao, Zhou: Anarchic Federated Bilevel Optimization"
     facts = {"order": "second (products)", "communication": "asynchronous", "rate": "O(1/√(mT)) nonconvex"}
-    Parameters = Parameters
+    Parameters = AfboParameters
     tasks = {"lower": lower, "product": product, "cross": cross, "matrices": matrices}
 
-    def __init__(self, parameters: Parameters, setting: Setting) -> None:
+    def __init__(self, parameters: AfboParameters, setting: Setting) -> None:
         p = self.p = parameters
         self.setting, m = setting, setting.clients
         if p.quorum > m:
@@ -128,7 +128,7 @@ class Afbo:
         self.local_step = np.array([self.beta if p.local_step == "auto" else p.local_step])
 
     @classmethod
-    def used_tasks(cls, parameters: Parameters) -> dict:
+    def used_tasks(cls, parameters: AfboParameters) -> dict:
         """The kinds of tasks that a run with these parameters sends."""
         dense = parameters.hypergradient in ("dense", "printed")
         return {k: f for k, f in cls.tasks.items() if k == "lower" or (k == "matrices") == dense}

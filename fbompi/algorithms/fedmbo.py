@@ -1,7 +1,7 @@
 """FedMBO with PHE (Huang, Zhang, Ji 2023; Algorithms 1 and 2): synchronous, sampled clients, independent chains.
 
-Inner loop: minibatch SGD on y, n sampled clients at the same point. Outer step: the mean of n independent chains, each a
-Neumann product in which every factor comes from another client. Line 4 of the printed Algorithm 2 says ∇_y f for
+Inner loop: minibatch SGD on y, n sampled clients at the same point. Outer step: the mean of n independent chains, each
+a Neumann product in which every factor comes from another client. Line 4 of the printed Algorithm 2 says ∇_y f for
 d_i; it is ∇_x f, as in equation (6).
 """
 
@@ -47,7 +47,7 @@ def cross(client: Client, x: Array, y: Array, p: Array) -> Array:
 
 
 @dataclass
-class Parameters:
+class FedMboParameters:
     """Parameters of FedMBO."""
 
     step_x: Annotated[float | Literal["auto"], "α; auto: distance over gradients", Above(0)] = "auto"
@@ -75,15 +75,15 @@ class FedMbo:
     name = "fedmbo"
     paper = "Huang, Zhang, Ji: Achieving Linear Speedup in Non-IID Federated Bilevel Learning"
     facts = {"order": "second (products)", "communication": "synchronous", "rate": "O(1/√(nK)) nonconvex"}
-    Parameters = Parameters
+    Parameters = FedMboParameters
     tasks = {"lower": lower, "begin": begin, "factor": factor, "cross": cross}
 
-    def __init__(self, parameters: Parameters, setting: Setting) -> None:
+    def __init__(self, parameters: FedMboParameters, setting: Setting) -> None:
         self.p, self.setting = parameters, setting
         self.beta = 1 / setting.smoothness if parameters.step_y == "auto" else parameters.step_y
 
     @classmethod
-    def used_tasks(cls, parameters: Parameters) -> dict:
+    def used_tasks(cls, parameters: FedMboParameters) -> dict:
         """The kinds of tasks that a run with these parameters sends."""
         return cls.tasks
 
@@ -114,9 +114,9 @@ class FedMbo:
             H[i, self._block(update.client)] = update.arrays[0]
         p = np.array([N / ell * update.arrays[1] for update in chains])
         lengths = rng.integers(N, size=n)
-        for level in range(1, lengths.max() + 1):
+        for level in range(1, int(lengths.max()) + 1):
             going = np.flatnonzero(lengths >= level)
-            for i, client in zip(going, self._sample(rng)[going]):
+            for i, client in zip(going.tolist(), self._sample(rng)[going]):
                 link.send([client], "factor", x, y, p[i])
             products = link.collect()
             p[going] -= np.array([update.arrays[0] for update in products]) / ell

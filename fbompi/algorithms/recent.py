@@ -25,7 +25,7 @@ class Recent:
     def __init__(self, words: tuple[str, ...], shapes: Shapes) -> None:
         self.words, self.shapes = words, shapes
         m = len(shapes.blocks)
-        lengths = [[shapes.layout((word,), c).count for c in range(m)] for word in words]
+        lengths = [[shapes.layout((word,), c).numbers for c in range(m)] for word in words]
         self.offsets = [np.concatenate([[0], np.cumsum(ls)]) for ls in lengths]
         self.parts = [np.zeros(int(offsets[-1])) for offsets in self.offsets]
         self.stamps = np.full(m, NEVER, np.int64)

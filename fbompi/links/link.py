@@ -1,13 +1,13 @@
 """What every link has in common: numbering tasks, knowing which are outstanding, logging arrivals, evaluating.
 
-A synchronous method uses `send` and `collect`, an asynchronous one `send`, `take` and `end_round`. A link of a certain kind adds only how a task leaves
-(`_deliver`) and how answers come in (`_arrivals`).
+A synchronous method uses `send` and `collect`, an asynchronous one `send`, `take` and `end_round`. A link of a
+certain kind adds only how a task leaves (`_deliver`) and how answers come in (`_arrivals`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from fbompi.client import evaluate, hello
 from fbompi.delays import DelayModel
-from fbompi.messages import HEADER_WORDS, Array, Layout, Shapes, Task, Update
+from fbompi.messages import HEADER_WORDS, Array, Layout, Shapes, Task, TaskFunction, Update
 from fbompi.randomness import Table
 
 SERVICE = {"hello": hello, "evaluate": evaluate}  # tasks of the run itself, beside those of the method
@@ -77,7 +77,7 @@ class Link:
 
     def __init__(
         self,
-        functions: dict[str, Callable],
+        functions: dict[str, TaskFunction],
         shapes: Shapes,
         delays: DelayModel,
         local_steps: int | list[int],
@@ -219,11 +219,11 @@ class Link:
 
     def _route(self, kind: str, client: int) -> Route:
         function, shapes = self.functions[kind], self.shapes
-        takes, gives = function.takes, function.gives  # type: ignore[attr-defined]
+        takes, gives = function.takes, function.gives
         task, answer = shapes.layout(takes, client), shapes.layout(gives, client)
         block = shapes.blocks[client] if shapes.held(client) < shapes.dim_x else None
         x_words = tuple(i for i, word in enumerate(takes) if word == "x")
-        moved = 8 * (2 * HEADER_WORDS + task.count + answer.count)
+        moved = 8 * (2 * HEADER_WORDS + task.numbers + answer.numbers)
         return Route(self.kinds.index(kind), block, x_words, answer, moved)
 
     def _local_arrays(self, task: Task, route: Route) -> Sequence[Array]:

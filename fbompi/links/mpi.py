@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,19 @@ import numpy as np
 from fbompi.client import Client
 from fbompi.errors import UserError
 from fbompi.links.link import Link
-from fbompi.messages import HEADER_WORDS, Array, Header, Shapes, Task, Update, empty_buffer, pack, split, unpack
+from fbompi.messages import (
+    HEADER_WORDS,
+    Array,
+    Header,
+    Shapes,
+    Task,
+    TaskFunction,
+    Update,
+    empty_buffer,
+    pack,
+    split,
+    unpack,
+)
 
 Sent = tuple[Any, Array]  # the request of a send and its buffer
 
@@ -131,7 +143,7 @@ def host_of(client: int, ranks: int) -> int:
     return 1 + client % (ranks - 1)
 
 
-def buffer_size(shapes: Shapes, functions: Sequence[Callable]) -> int:
+def buffer_size(shapes: Shapes, functions: Sequence[TaskFunction]) -> int:
     """Bytes that any message of a run fits into."""
     return max(shapes.largest(functions), 8 * HEADER_WORDS + FAILURE_BYTES)
 
@@ -204,7 +216,7 @@ class MpiLink(Link):
 
     def _arrivals(self) -> list[Update]:
         updates = []
-        done = self._waitsome(self._requests, self._statuses)
+        done = self._waitsome(self._requests, self._statuses) or ()
         now = self.now
         for k, index in enumerate(done):
             header, payload = unpack(self._buffers[index], self._statuses[k].Get_count(self._byte))
@@ -247,7 +259,9 @@ class ClientFailed(Exception):
 class Host:
     """A rank that hosts clients: takes tasks, serves the clients in turn, sends the answers."""
 
-    def __init__(self, comm: Any, workers: dict[int, Client], functions: dict[str, Callable], shapes: Shapes) -> None:
+    def __init__(
+        self, comm: Any, workers: dict[int, Client], functions: dict[str, TaskFunction], shapes: Shapes
+    ) -> None:
         from mpi4py import MPI
 
         from fbompi.links.link import SERVICE
@@ -321,7 +335,7 @@ class Host:
             self._turn.append(client)
         begin = time.perf_counter()
         worker, function = self._workers[client], self._functions[kind]
-        layout = self._shapes.layout(function.takes, client)  # type: ignore[attr-defined]
+        layout = self._shapes.layout(function.takes, client)
         answer = worker.answer(function, number, steps, split(payload, layout))
         now = time.perf_counter()
         reply = 0, kind, client, number, answer, steps, 0.0, now - begin, worker.calls
@@ -366,7 +380,7 @@ def bare_echo(comm: Any, size: int, messages: int) -> float:
     receives = [comm.Irecv(incoming[i], i + 1, TAG) for i in peers]
     done = 0
     while done < messages:
-        for i in MPI.Request.Waitsome(receives):
+        for i in MPI.Request.Waitsome(receives) or ():
             sends[i].Wait()
             receives[i] = comm.Irecv(incoming[i], i + 1, TAG)
             sends[i] = comm.Isend(outgoing[i], i + 1, TAG)

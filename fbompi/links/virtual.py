@@ -63,4 +63,4 @@ class VirtualLink(Link):
         worker = self._workers[task.client]
         local = self._local_arrays(task, self._routes[task.kind][task.client])
         arrays = worker.answer(self.functions[task.kind], task.number, task.local_steps, local)
-        return Update(task, arrays, tuple(worker.calls), task.compute, self._clock)
+        return Update(task, arrays, worker.calls, task.compute, self._clock)
