@@ -1,0 +1,91 @@
+"""Running fbompi as its users do: real commands, real ranks, real files, each with a bound on its time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy: the bits must not depend on the number of cores
+
+import h5py
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Pythons whose environments hold other MPI libraries, e.g. "mpich:/path/to/python"; the one running is always tried.
+PYTHONS = {"default": sys.executable}
+for entry in filter(None, os.environ.get("FBOMPI_TEST_PYTHONS", "").split(",")):
+    name, _, path = entry.partition(":")
+    PYTHONS[name] = path
+
+
+class Result:
+    """A finished command."""
+
+    def __init__(self, done: subprocess.CompletedProcess) -> None:
+        self.status, self.out, self.err = done.returncode, done.stdout, done.stderr
+
+    def __repr__(self) -> str:
+        return f"status {self.status}\n--- out\n{self.out}\n--- err\n{self.err}"
+
+
+def command(*arguments: Any, cwd: Path, python: str = sys.executable, timeout: float = 120, **env: str) -> Result:
+    """``fbompi ARGUMENTS`` in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    for variable in [v for v in environment if v.startswith(("OMPI_COMM", "PMI", "PMIX"))]:
+        del environment[variable]
+    words = [python, "-m", "fbompi", *map(str, arguments)]
+    done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
+    return Result(done)
+
+
+@pytest.fixture
+def fbompi(tmp_path: Path) -> Callable[..., Result]:
+    """Run a command in an empty directory and return its result."""
+
+    def run(*arguments: Any, **options: Any) -> Result:
+        return command(*arguments, cwd=options.pop("cwd", tmp_path), **options)
+
+    return run
+
+
+@pytest.fixture
+def run_file(fbompi: Callable[..., Result], tmp_path: Path) -> Callable[..., Path]:
+    """Run a configuration that must succeed, and return the path of its run file."""
+
+    def run(*arguments: Any, **options: Any) -> Path:
+        path = tmp_path / options.pop("name", "run.h5")
+        result = fbompi("run", "--quiet", "--overwrite", "--out", path, *arguments, **options)
+        assert result.status == 0, result
+        return path
+
+    return run
+
+
+def options(**keys: Any) -> list[str]:
+    """``options(run_rounds=5)`` as ``-o run.rounds=5``."""
+    words = []
+    for key, value in keys.items():
+        section, _, name = key.partition("_")
+        text = str(value).lower() if isinstance(value, bool) else value
+        words += ["-o", f"{section}.{name}={text}"]
+    return words
+
+
+def trajectory(path: Path, name: str) -> Any:
+    """One column of a run file."""
+    with h5py.File(path, "r") as file:
+        return file["trajectory"][name][:]
+
+
+def has_mpirun() -> bool:
+    from fbompi.launch import find_launcher
+
+    return find_launcher() is not None
+
+
+needs_mpi = pytest.mark.skipif(not has_mpirun(), reason="there is no mpirun here")

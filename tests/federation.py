@@ -1,0 +1,23 @@
+"""A federation in this process, for tests that look inside a method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fbompi.config import resolve
+from fbompi.links.virtual import VirtualLink
+from fbompi.run import Driver, build, link_arguments
+
+
+def federation(tables: dict[str, Any]) -> Driver:
+    """A driver on the virtual link, ready for its first round."""
+    parts = build(resolve(tables))
+    link = VirtualLink([parts.client(i) for i in range(parts.clients)], *link_arguments(parts))
+    return Driver(parts, link)
+
+
+def play(driver: Driver, rounds: int) -> Driver:
+    """Run some rounds without recording."""
+    for _ in range(rounds):
+        driver.method.round(driver.state, driver.link)
+    return driver

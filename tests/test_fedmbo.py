@@ -1,0 +1,105 @@
+"""FedMBO: the estimator's mean, its variance, and where the method goes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import options, trajectory
+from federation import federation, play
+
+from fbompi.randomness import stream
+
+M, N = 18, 30
+
+
+def driver(n: int, **algorithm):
+    return federation(
+        {
+            "run": {"problem": "quadratic", "algorithm": "fedmbo"},
+            "problem": {"dim_x": 4, "dim_y": 6, "noise": 0.5},
+            "clients": {"participation": n / M, "replacement": True, "batch": 4},
+            "delays": {"model": "none"},
+            "algorithm": {"terms": N, **algorithm},
+        }
+    )
+
+
+def target(d, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """E[H_i]: the hypergradient at (x, y) with the N-term Neumann sum of the average Hessian."""
+    problem, ell = d.parts.problem, d.setting.smoothness
+    mean = problem.average(M)
+    A, b = np.eye(y.size) - mean.A / ell, y - mean.t
+    v = sum(np.linalg.matrix_power(A, u) for u in range(N)) @ b / ell
+    return problem.curvature * (x - mean.s) + mean.B.T @ v
+
+
+def draws(n: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """`count` estimates by n chains each, at one point, and the target; every task draws its own minibatch."""
+    d = driver(n)
+    x, y = np.ones(4), np.linspace(-1, 1, 6)
+    rngs = (stream(0, "server", k) for k in range(count))
+    estimates = np.array([d.method.chains(x, y, d.link, rng).mean(axis=0) for rng in rngs])
+    return estimates, target(d, x, y)
+
+
+def test_the_mean_of_phe_is_the_neumann_sum_and_its_variance_falls_as_one_over_n() -> None:
+    variances = {}
+    for n, count in ((1, 2000), (4, 500), (16, 300)):
+        estimates, expected = draws(n, count)
+        error = estimates.std(axis=0, ddof=1) / np.sqrt(count)
+        assert np.all(np.abs(estimates.mean(axis=0) - expected) < 4 * error), n
+        variances[n] = estimates.var(axis=0, ddof=1).sum()
+    slope = np.polyfit(np.log([1, 4, 16]), np.log([variances[n] for n in (1, 4, 16)]), 1)[0]
+    assert slope == pytest.approx(-1, abs=0.12)
+
+
+@pytest.mark.slow
+def test_over_2000_draws_the_mean_is_within_three_standard_errors() -> None:
+    for n in (1, 4, 16):
+        estimates, expected = draws(n, 2000)
+        error = estimates.std(axis=0, ddof=1) / np.sqrt(2000)
+        z = np.abs(estimates.mean(axis=0) - expected) / error
+        print(f"n = {n}: {z.round(2)} standard errors, variance {estimates.var(axis=0, ddof=1).sum():.4f}")
+        assert z.max() < 3
+
+
+def test_chains_draw_a_new_client_for_every_factor() -> None:
+    d = driver(16)
+    play(d, 1)
+    clients = [e[0] for e in d.link.events if d.link.kinds[e[1]] == "factor"]
+    assert len(set(clients)) == M
+
+
+def test_full_participation_without_replacement_steps_y_on_the_average_gradient() -> None:
+    d = federation(
+        {"run": {"problem": "quadratic", "algorithm": "fedmbo"}, "algorithm": {"inner_rounds": 1, "terms": 1}}
+    )
+    x, y, problem = d.state.x, d.state.y, d.parts.problem
+    mean = problem.average(M)
+    play(d, 1)
+    np.testing.assert_allclose(d.state.y, y - d.method.beta * (mean.A @ y - mean.B @ x - mean.c), atol=1e-14)
+
+
+def test_theory_steps_shrink_with_the_root_of_the_rounds() -> None:
+    d = driver(4, schedule="theory", step_x=1.0)
+    assert d.method._scheduled(1.0, 0) == pytest.approx(np.sqrt(4 / 300))
+
+
+CONVERGE = options(
+    run_algorithm="fedmbo", run_problem="quadratic", run_rounds=2500, problem_heterogeneity=0.5, problem_condition=20,
+    algorithm_step_x=0.0035, algorithm_schedule="decay", algorithm_decay=120, algorithm_inner_rounds=3,
+    algorithm_terms=50, record_every=100, delays_model="none",
+)  # fmt: skip
+
+
+def test_descends_to_the_global_solution(run_file) -> None:
+    path = run_file(*CONVERGE, "-o", "run.rounds=400")
+    assert trajectory(path, "x_error")[-1] < 0.08
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_reaches_x_star(run_file, ranks: int) -> None:
+    error = trajectory(run_file(*CONVERGE, "-n", ranks, timeout=600), "x_error")[-1]
+    print(f"{ranks} ranks: relative error {error:.4g}")
+    assert error < 1e-2

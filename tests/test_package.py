@@ -1,0 +1,97 @@
+"""What is installed, what the README says, and what the jobs do."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, command
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def block(name: str) -> str:
+    """A command of the README, as a reader would copy it."""
+    found = re.search(rf"<!-- {name} command -->\n```sh\n(.*?)\n```", README, re.S)
+    assert found
+    return found[1]
+
+
+@pytest.mark.parametrize("job", sorted((ROOT / "jobs").glob("*.toml")), ids=lambda p: p.stem)
+def test_every_job_runs(fbompi, job: Path) -> None:
+    result = fbompi("run", job, "-o", "run.rounds=3", "-o", "record.every=1")
+    assert result.status == 0, result
+
+
+def test_the_default_job_is_the_built_in_default() -> None:
+    from fbompi.config import load
+
+    job = load(ROOT / "jobs/hypercleaning.toml")
+    job.clients.count = "auto"
+    assert job.text() == load(None).text()
+
+
+def test_the_figures_of_the_readme_are_those_of_the_run(fbompi) -> None:
+    said = fbompi("run", "--quiet").out
+    for line in re.search(r"```text\n(.*?)\n```", README, re.S)[1].splitlines():
+        for part in line.split("..."):
+            assert part.strip() in said, part
+
+
+def test_the_python_of_the_readme_runs(fbompi, tmp_path: Path) -> None:
+    assert fbompi("run", "-o", "run.rounds=20").status == 0
+    code = re.search(r"```python\n(.*?)\n```", README, re.S)[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "rounds = 20" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("line", [w for w in re.findall(r"^(fbompi [^#\n]*)", README, re.M)])
+def test_the_commands_of_the_readme_run(fbompi, line: str) -> None:
+    words = line.split()[1:]
+    words += ["-o", "run.rounds=2"] if words[0] == "run" and "--help" not in words else []
+    result = fbompi(*[ROOT / w if w.startswith("jobs/") else w for w in words])
+    assert result.status == 0, result
+
+
+def test_help_has_an_example_for_every_command(fbompi) -> None:
+    for words in (["run"], ["inspect"], ["list"], ["doctor"], ["bench", "link"]):
+        assert re.search(rf"^  fbompi {' '.join(words)}", fbompi(*words, "--help").out, re.M), words
+
+
+@pytest.mark.slow
+def test_a_wheel_installs_one_name_and_the_command(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, ROOT], check=True)
+    (wheel,) = tmp_path.glob("fbompi-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {n.split("/")[0] for n in names if ".dist-info" not in n} == {"fbompi"}
+    assert {"fbompi/kernels/softmax.py", "fbompi/data/digits.npz", "fbompi/py.typed"} <= set(names)
+
+
+@pytest.mark.slow
+def test_the_run_command_of_the_readme_works_word_for_word(tmp_path: Path) -> None:
+    """In a fresh clone and a fresh environment."""
+    subprocess.run(["git", "clone", "-q", ROOT, tmp_path / "clone"], check=True)
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        ["bash", "-c", block("run")], cwd=tmp_path / "clone", env=env, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert "afbo on hypercleaning: complete" in done.stdout and "3 ranks of Open MPI" in done.stdout
+    installed = subprocess.run(
+        [tmp_path / "clone/.venv/bin/python", "-c", "import fbompi, fbompi.kernels.softmax; print(fbompi.__file__)"],
+        cwd="/", env=env, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "site-packages/fbompi" in installed.stdout, installed.stderr
+    done = subprocess.run(
+        [tmp_path / "clone/.venv/bin/fbompi", "list"], cwd="/", env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "hypercleaning" in done.stdout
+
+
+def test_the_module_runs_from_the_checkout() -> None:
+    assert command("--version", cwd=ROOT).out.strip().endswith("0.1.0")
