@@ -17,14 +17,12 @@ from fbompi import launch
 pytestmark = needs_mpi
 
 
-def mpirun(
-    ranks: int, *arguments, cwd, python: str = sys.executable, timeout: float = 120
-) -> subprocess.CompletedProcess:
+def mpirun(ranks: int, *arguments, cwd) -> subprocess.CompletedProcess:
     """mpirun by hand, as on a cluster."""
     launcher = launch.find_launcher()
-    words = [launcher.path, *launch.flags(launcher, ranks), "-n", str(ranks), python, *map(str, arguments)]
+    words = [launcher.path, *launch.flags(launcher, ranks), "-n", str(ranks), sys.executable, *map(str, arguments)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
 
 
 def test_no_client_starves(run_file) -> None:
@@ -43,8 +41,10 @@ def test_mpirun_by_hand_is_the_same_as_n(tmp_path) -> None:
 
 
 def test_injected_delays_are_held_in_real_time(run_file) -> None:
-    base = options(run_problem="quadratic", run_rounds=2, algorithm_inner_rounds=2, algorithm_terms=2, delays_model="none",
-                   delays_compute=1.0, algorithm_quorum=0)  # fmt: skip
+    base = options(
+        run_problem="quadratic", run_rounds=2, algorithm_inner_rounds=2, algorithm_terms=2, algorithm_quorum=0,
+        delays_model="none", delays_compute=1.0,
+    )  # fmt: skip
     fast = trajectory(run_file("-n", 3, *base, name="fast.h5"), "time")[-1]
     held = trajectory(run_file("-n", 3, *base, *options(delays_inject=0.05), name="held.h5"), "time")[-1]
     assert held >= 10 * 0.05 > fast  # two rounds of 2 + 2 + 1 exchanges

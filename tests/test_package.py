@@ -50,7 +50,7 @@ def test_the_python_of_the_readme_runs(fbompi, tmp_path: Path) -> None:
     assert done.returncode == 0 and "rounds = 20" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("line", [w for w in re.findall(r"^(fbompi [^#\n]*)", README, re.M)])
+@pytest.mark.parametrize("line", sorted({w.strip() for w in re.findall(r"^(fbompi [^#\n]*)", README, re.M)}))
 def test_the_commands_of_the_readme_run(fbompi, line: str) -> None:
     words = line.split()[1:]
     words += ["-o", "run.rounds=2"] if words[0] == "run" and "--help" not in words else []
@@ -87,9 +87,8 @@ def test_the_run_command_of_the_readme_works_word_for_word(tmp_path: Path) -> No
         cwd="/", env=env, capture_output=True, text=True,
     )  # fmt: skip
     assert "site-packages/fbompi" in installed.stdout, installed.stderr
-    done = subprocess.run(
-        [tmp_path / "clone/.venv/bin/fbompi", "list"], cwd="/", env=env, capture_output=True, text=True
-    )
+    listed = [tmp_path / "clone/.venv/bin/fbompi", "list"]
+    done = subprocess.run(listed, cwd="/", env=env, capture_output=True, text=True)
     assert done.returncode == 0 and "hypercleaning" in done.stdout
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise, product
+
 import numpy as np
 import pytest
 
@@ -131,7 +133,7 @@ def test_every_sample_is_dealt_out_once(partition: str, clients: int) -> None:
         np.testing.assert_array_equal(np.sort(dealt), np.arange(size))
     owned = [problem.block(c, clients) for c in range(clients)]
     assert owned[0].start == 0 and owned[-1].stop == problem.dim_x
-    assert all(a.stop == b.start for a, b in zip(owned, owned[1:]))
+    assert all(a.stop == b.start for a, b in pairwise(owned))
 
 
 def test_sorted_clients_see_few_classes() -> None:
@@ -150,8 +152,7 @@ def test_corruption_changes_exactly_the_fraction_asked_for() -> None:
 
 
 def test_streams_with_other_names_are_other_numbers() -> None:
-    draws = {
-        stream(s, p, a, b).integers(2**62) for s in (0, 1) for p in ("client", "delay") for a in (0, 1) for b in (0, 1)
-    }
+    names = product((0, 1), ("client", "delay"), (0, 1), (0, 1))
+    draws = {stream(*name).integers(2**62) for name in names}
     assert len(draws) == 16
     assert stream(3, "client", 4, 5).integers(2**62) == stream(3, "client", 4, 5).integers(2**62)
