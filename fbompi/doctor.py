@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -86,8 +87,8 @@ def _mpi_library() -> dict[str, Any]:
 def _two_ranks(launcher: Launcher) -> str:
     """ "ok" if two processes started by the launcher find each other."""
     out, error = _ask([launcher.path, *flags(launcher, 2), "-n", "2", sys.executable, "-c", _COUNT_RANKS])
-    said = sorted(line for line in out.splitlines() if line.startswith("rank"))
-    return "ok" if said == ["rank 0 of 2", "rank 1 of 2"] else error or " ".join(said) or "no answer"
+    said = sorted(re.findall(r"rank \d+ of \d+", out))
+    return "ok" if said == ["rank 0 of 2", "rank 1 of 2"] else error or ", ".join(said) or "no answer"
 
 
 def _gpu() -> str:
@@ -127,7 +128,7 @@ def page(f: dict[str, Any]) -> str:
         f"packages   {packages}, HDF5 {f['hdf5']}",
         f"machine    {f['cores']} cores{', root' if f['root'] else ''}; {f['threads'] or 'all'} linear-algebra threads",
         f"MPI        {mpi['library']}, thread level {mpi['threads']}, "
-        f"{'with' if mpi['ulfm'] else 'without'} the calls for fault tolerance (ULFM)"
+        f"{'with' if mpi['ulfm'] else 'without'} fault tolerance (ULFM)"
         if "library" in mpi
         else "MPI        does not load",
         f"launcher   {launcher['path']} ({launcher['version']})" if launcher else "launcher   none",

@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -21,18 +21,15 @@ from fbompi.record import CLIENT, STATES, Recorder, RunFile, free_path
 from fbompi.run import Driver, Parts, build, link_arguments
 
 
-class Ended(Exception):
-    """A run that ended before its time; the file says so."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-
-
 def run(load: Callable[[], Config], overwrite: bool, quiet: bool) -> Path | None:
     """Run a configuration; the path of its run file, or None on a rank that is not the server."""
     if mpi.launched_ranks() > 1:
-        return _run_as_rank(load, overwrite, quiet)
+        try:
+            return _run_as_rank(load, overwrite, quiet)
+        except (UserError, SystemExit):
+            raise
+        except BaseException as e:  # leaving quietly would let the other ranks wait for us for ever
+            _abort(e)
     config = load()
     if config.run.link == "mpi":
         raise UserError('run.link = "mpi": there is one process only; start several with fbompi run -n 4, or mpirun')
@@ -77,9 +74,8 @@ def _run_as_rank(load: Callable[[], Config], overwrite: bool, quiet: bool) -> Pa
     try:
         host.serve()
     except BaseException as e:
-        host.fail(e)  # the server prints it, closes the file and ends the job
-        traceback.print_exc()
-        mpi.abort(1)
+        host.fail(e)  # the server prints it, closes the file and ends the job; if it does not, we do
+        raise
     mpi.finish()
     return None
 
@@ -99,34 +95,25 @@ def _drive(parts: Parts, link: Link, path: Path, where: dict[str, Any], quiet: b
         if where["ranks"] > 1:
             mpi.finish()
         raise
-    except mpi.ClientFailed as e:
-        _abort(e)
     progress = Progress(parts.config.run.rounds, "s" if link.name == "mpi" else "virtual s", quiet)
     try:
         driver.run(Recorder(file, driver, progress))
         link.close()
         file.finish("complete", driver.state.x, driver.state.y)
-    except KeyboardInterrupt:
-        file.finish("interrupted")
-        if where["ranks"] > 1:
-            mpi.abort(130)
-        raise Ended(130, f"interrupted; what was recorded is in {path}") from None
     except BaseException as e:
-        file.finish("failed")
-        if where["ranks"] > 1:
-            _abort(e)
+        file.finish("interrupted" if isinstance(e, KeyboardInterrupt) else "failed")
         raise
     finally:
         progress.end()
 
 
-def _abort(error: BaseException) -> None:
+def _abort(error: BaseException) -> NoReturn:
     """Show the traceback of the rank that raised, and end the job on all of them."""
     if isinstance(error, mpi.ClientFailed):
         print(error, file=sys.stderr)
     else:
         traceback.print_exception(error)
-    mpi.abort(1)
+    mpi.abort(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
 def _create(parts: Parts, driver: Driver, link: Link, path: Path, where: dict[str, Any]) -> RunFile:

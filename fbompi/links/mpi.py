@@ -14,7 +14,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -83,7 +83,8 @@ def library() -> str:
     """The MPI library and its version, in a few words."""
     from mpi4py import MPI
 
-    return MPI.Get_library_version().replace("\x00", "").splitlines()[0].split(",")[0].strip()
+    first = MPI.Get_library_version().replace("\x00", "").splitlines()[0].split(",")[0]
+    return " ".join(first.replace("Version:", "").split())
 
 
 def thread_level() -> str:
@@ -95,11 +96,11 @@ def thread_level() -> str:
 
 
 def has_fault_tolerance() -> bool:
-    """Whether this MPI has the calls that survive a dead rank (ULFM)."""
+    """Whether a job can survive a dead rank (ULFM). MPICH 5 has the calls too, but reports no failure."""
     from mpi4py import MPI
 
     try:
-        return MPI.COMM_SELF.Get_failed().size == 0
+        return library().startswith("Open MPI") and MPI.COMM_SELF.Get_failed().size == 0
     except (AttributeError, NotImplementedError, MPI.Exception):
         return False
 
@@ -129,13 +130,14 @@ def finish() -> None:
         MPI.Finalize()
 
 
-def abort(status: int) -> None:
+def abort(status: int) -> NoReturn:
     """End the job at once, on all ranks."""
     from mpi4py import MPI
 
     sys.stdout.flush()
     sys.stderr.flush()
     MPI.COMM_WORLD.Abort(status)
+    raise SystemExit(status)
 
 
 def host_of(client: int, ranks: int) -> int:
