@@ -89,10 +89,11 @@ def run(
         load()  # a mistake is told here, once, before any rank starts
         launch(ranks, _without_ranks(sys.argv[1:]), quiet)
     from fbompi import start
-    from fbompi.summary import page, summary
 
     path = start.run(load, overwrite, quiet)
     if path is not None:
+        from fbompi.summary import page, summary
+
         figures = summary(path)
         click.echo(json.dumps(figures) if as_json else f"{page(figures)}\n\n{path}")
 

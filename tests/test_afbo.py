@@ -132,9 +132,10 @@ def test_no_quorum_diverges(quorum: int) -> None:
 @pytest.mark.parametrize("quorum", [1, 3, 9])
 def test_small_loops_and_the_automatic_step_do_not_diverge_either(quorum: int) -> None:
     for inner in (5, 10):
-        for seed in range(3):
-            _, _, errors = course(quorum, seed, 400, inner_rounds=inner, terms=inner, step_x="auto")
-            assert max(errors) < 1.1 and errors[-1] < 0.95 * errors[0]
+        for seed in range(2):
+            rounds = {1: 1500, 3: 500, 9: 200}[quorum]
+            _, _, errors = course(quorum, seed, rounds, inner_rounds=inner, terms=inner, step_x="auto")
+            assert max(errors) < 1.1 and errors[-1] < 0.85
 
 
 def test_full_steps_on_stale_vectors_diverge_and_adaptive_ones_do_not() -> None:
