@@ -72,9 +72,13 @@ def run(
     """
     from fbompi import config as configuration
 
+    source = configuration.Source()
+
     def load() -> configuration.Config:
-        given = [*options, f"run.out={json.dumps(out)}"] if out is not None else options
-        return configuration.load(config, given)
+        nonlocal source
+        loaded = configuration.load(config, options, out)
+        source = loaded.source
+        return loaded
 
     if show_config:
         click.echo(load().text(), nl=False)
@@ -90,7 +94,10 @@ def run(
         launch(ranks, _without_ranks(sys.argv[1:]), quiet)
     from fbompi import start
 
-    path = start.run(load, overwrite, quiet)
+    try:
+        path = start.run(load, overwrite, quiet)
+    except UserError as e:
+        raise source.locate(e) from None
     if path is not None:
         from fbompi.summary import page, summary
 
@@ -226,7 +233,8 @@ def main() -> None:
     try:
         fbompi(standalone_mode=False)
     except UserError as e:
-        click.echo(f"fbompi: {e}", err=True)
+        if launched_rank() == 0:
+            click.echo(f"{e.frames}fbompi: {e.line}", err=True)
         _leave(2)
     except click.exceptions.Exit as e:
         raise SystemExit(e.exit_code) from None

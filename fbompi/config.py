@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import math
+import re
 import sys
 import types
+from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -115,6 +116,22 @@ class Record:
 
 
 @dataclass
+class Source:
+    """Where keys come from, for error messages: a file, the command line, or neither."""
+
+    file: str = "configuration"
+    options: set[tuple[str, str]] = field(default_factory=set)
+
+    def of(self, section: str, key: str = "") -> str:
+        return "command line" if (section, key) in self.options else self.file
+
+    def locate(self, error: UserError) -> UserError:
+        """An error found later, of the form "section.key = value: ...", told with where the key came from."""
+        found = re.match(r"(\w+)\.(\w+) = ", error.line)
+        return UserError(f"{self.of(*found.groups())}: {error.line}", error.frames) if found else error
+
+
+@dataclass
 class Config:
     """A whole configuration; `problem` and `algorithm` belong to the classes named in `run`."""
 
@@ -124,10 +141,18 @@ class Config:
     algorithm: Any = None
     delays: Delays = field(default_factory=Delays)
     record: Record = field(default_factory=Record)
+    source: Source = field(default_factory=Source, repr=False, compare=False)
 
     def text(self) -> str:
         """This configuration as TOML, defaults included; running on it repeats the run."""
-        return tomli_w.dumps(asdict(self))
+        tables = asdict(self)
+        del tables["source"]
+        return tomli_w.dumps(_without_none(tables))
+
+
+def _without_none(tables: dict[str, Any]) -> dict[str, Any]:
+    """TOML has no null: a key whose default is None is left out, and is None again when read."""
+    return {k: _without_none(v) if isinstance(v, dict) else v for k, v in tables.items() if v is not None}
 
 
 SECTIONS = {"run": Run, "clients": Clients, "delays": Delays, "record": Record}
@@ -160,7 +185,11 @@ def keys_of(section: Any) -> dict[str, Key] | None:
     if section.__init__ is object.__init__:
         return {}
     signature = inspect.signature(section.__init__)
-    hints = get_type_hints(section.__init__, include_extras=True)
+    try:
+        hints = get_type_hints(section.__init__, include_extras=True)
+    except NameError as e:
+        where = f"{Path(inspect.getfile(section)).name}:{section.__name__}"
+        raise UserError(f"{where}, __init__: an annotation names nothing: {e}") from None
     for p in list(signature.parameters.values())[1:]:
         if p.kind is p.VAR_KEYWORD:
             return None
@@ -206,8 +235,10 @@ def _fitted(value: Any, kind: Any) -> Any:
             if MISSING not in items:
                 return items
         if member is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value) if math.isfinite(value) else MISSING
-        if member in (int, str) and type(value) is member:
+            return float(value) if abs(value) <= sys.float_info.max else MISSING
+        if member is int and type(value) is int:
+            return value if abs(value) < 1 << 63 else MISSING
+        if member is str and isinstance(value, str):
             return value
         if member is bool and isinstance(value, bool):
             return value
@@ -221,26 +252,26 @@ def nearest(name: str, names: Any) -> str:
     return f'did you mean "{close[0]}"?' if close else f"known: {', '.join(names)}"
 
 
-def check_section(name: str, given: Any, keys: dict[str, Key] | None, source: str) -> dict[str, Any]:
+def check_section(name: str, given: Any, keys: dict[str, Key] | None, source: Source) -> dict[str, Any]:
     """The values of one section, checked and with defaults."""
     if not isinstance(given, dict):
-        raise UserError(f"{source}: [{name}] must be a table of keys, not {given!r}")
+        raise UserError(f"{source.of(name)}: [{name}] must be a table of keys, not {given!r}")
     if keys is None:
         return dict(given)
     for key in given:
         if key not in keys:
-            raise UserError(f'{source}: unknown key "{name}.{key}": {nearest(key, keys)}')
+            raise UserError(f'{source.of(name, key)}: unknown key "{name}.{key}": {nearest(key, keys)}')
     values = {}
     for key, spec in keys.items():
         if key not in given:
             if spec.default is MISSING:
-                raise UserError(f'{source}: key "{name}.{key}" is missing: expected {spec.expected()}')
+                raise UserError(f'{source.of(name)}: key "{name}.{key}" is missing: expected {spec.expected()}')
             values[key] = spec.default
             continue
         value = _fitted(given[key], spec.type)
         numbers = [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int | float)]
         if value is MISSING or not all(bound.allows(v) for bound in spec.bounds for v in numbers):
-            raise UserError(f"{source}: {name}.{key} = {given[key]!r}: expected {spec.expected()}")
+            raise UserError(f"{source.of(name, key)}: {name}.{key} = {given[key]!r}: expected {spec.expected()}")
         values[key] = value
     return values
 
@@ -254,11 +285,11 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path}: cannot be read: {e.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not UTF-8 text, so not a TOML configuration") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as e:
+    except (ValueError, RecursionError) as e:  # a number of thousands of digits is a plain ValueError
         raise UserError(f"{path}: is not valid TOML: {e}") from None
 
 
-def apply_option(tables: dict[str, Any], option: str) -> None:
+def apply_option(tables: dict[str, Any], option: str, source: Source) -> None:
     """Put one ``-o section.key=value`` into the tables; the value is TOML, or a bare word."""
     name, equals, text = option.partition("=")
     section, dot, key = name.strip().partition(".")
@@ -266,40 +297,57 @@ def apply_option(tables: dict[str, Any], option: str) -> None:
         raise UserError(f"-o {option}: expected section.key=value, for example -o run.rounds=20")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         value = text.strip()
+    put(tables, section, key, value, source)
+
+
+def put(tables: dict[str, Any], section: str, key: str, value: Any, source: Source) -> None:
+    """Set a key from the command line."""
     table = tables.setdefault(section, {})
     if not isinstance(table, dict):
-        raise UserError(f"-o {option}: [{section}] is not a table")
+        raise UserError(f"{source.file}: [{section}] must be a table of keys, not {table!r}")
     table[key] = value
+    source.options |= {(section, key), (section, "")} if len(table) == 1 else {(section, key)}
 
 
-def resolve(tables: dict[str, Any], source: str = "configuration") -> Config:
+def resolve(tables: dict[str, Any], source: Source | str = "configuration") -> Config:
     """A checked configuration with all defaults from tables as read from TOML."""
     from fbompi import registry
 
-    known = {f.name for f in fields(Config)}
+    source = Source(source) if isinstance(source, str) else source
+    known = {*SECTIONS, "problem", "algorithm"}
     for name in tables:
         if name not in known:
-            raise UserError(f'{source}: unknown section "[{name}]": {nearest(name, known)}')
+            raise UserError(f'{source.of(name)}: unknown section "[{name}]": {nearest(name, known)}')
     checked = {
         name: section(**check_section(name, tables.get(name, {}), keys_of(section), source))
         for name, section in SECTIONS.items()
     }
     run, clients = checked["run"], checked["clients"]
-    if isinstance(clients.local_steps, list) and (
-        len(clients.local_steps) != 2 or clients.local_steps[0] > clients.local_steps[1]
-    ):
-        raise UserError(f"{source}: clients.local_steps = {clients.local_steps}: expected a number or [low, high]")
-    method = registry.algorithm(run.algorithm)
+    steps = clients.local_steps
+    if isinstance(steps, list) and (len(steps) != 2 or steps[0] > steps[1]):
+        where = source.of("clients", "local_steps")
+        raise UserError(f"{where}: clients.local_steps = {steps}: expected a number or [low, high]")
+    try:
+        method = registry.algorithm(run.algorithm)
+        problem_keys = keys_of(registry.problem(run.problem))
+    except UserError as e:
+        raise source.locate(e) from None
     parameters = check_section("algorithm", tables.get("algorithm", {}), keys_of(method.Parameters), source)
-    problem = check_section("problem", tables.get("problem", {}), keys_of(registry.problem(run.problem)), source)
-    return Config(problem=problem, algorithm=method.Parameters(**parameters), **checked)
+    checked["problem"] = check_section("problem", tables.get("problem", {}), problem_keys, source)
+    return Config(algorithm=method.Parameters(**parameters), source=source, **checked)
 
 
-def load(path: str | Path | None, options: tuple[str, ...] | list[str] = ()) -> Config:
+def load(path: str | Path | None, options: Sequence[str] = (), out: str | None = None) -> Config:
     """The configuration of a file (or the built-in default) with options on top."""
+    for word in (str(path or ""), out or "", *options):
+        if not word.isascii() and word != word.encode("utf-8", "replace").decode():
+            raise UserError(f"command line: {word!r} is not UTF-8 text")
     tables = read_toml(path) if path else {}
+    source = Source(str(path)) if path else Source()
     for option in options:
-        apply_option(tables, option)
-    return resolve(tables, str(path) if path else "configuration")
+        apply_option(tables, option, source)
+    if out is not None:
+        put(tables, "run", "out", out, source)
+    return resolve(tables, source)

@@ -6,11 +6,13 @@ at most what came after the last row.
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,18 @@ from fbompi.errors import UserError
 from fbompi.links.link import EVENT
 
 FORMAT, FORMAT_VERSION = "fbompi-run", 1
+ATTRIBUTES = ("status", "config", "fbompi_version", "created", "host", "mpi", "ranks", "seed", "link")
 STATES = {"alive": 0, "lost": 1, "adopted": 2}
 
 CLIENT = np.dtype(
-    [("shard_size", "<i8"), ("rank", "<i4"), ("delay_factor", "<f8"), ("tasks_done", "<i8"), ("state", "<u1")]
+    [
+        ("shard_size", "<i8"),
+        ("capacity", "<f8"),
+        ("rank", "<i4"),
+        ("delay_factor", "<f8"),
+        ("tasks_done", "<i8"),
+        ("state", "<u1"),
+    ]
 )
 
 COLUMNS = {
@@ -39,41 +49,67 @@ COLUMNS = {
 }
 
 
-def free_path(out: str, stem: str, overwrite: bool) -> Path:
-    """Where the run file goes: `out`, or the first free number; refused where it cannot be written."""
-    if out:
-        path = Path(out)
-        if path.exists() and not overwrite:
-            raise UserError(f'run.out = "{out}": exists already; choose another name or add --overwrite')
-    else:
-        number = 1
-        while (path := Path(f"{stem}-{number}.h5")).exists():
-            number += 1
-    folder = path.parent
-    if path.is_dir():
-        raise UserError(f'run.out = "{path}": is a directory; expected the name of a file')
-    if not folder.is_dir():
-        raise UserError(f'run.out = "{path}": there is no directory {folder}')
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f'run.out = "{path}": no permission to write in {folder.resolve()}')
-    return path
+@dataclass(frozen=True)
+class Destination:
+    """Where a run file goes: to a path, or to the first free number behind a stem."""
+
+    path: Path
+    stem: str
+    overwrite: bool
+
+    @classmethod
+    def choose(cls, out: str, stem: str, overwrite: bool) -> Destination:
+        """A destination that can be written, or one clear line."""
+        path = Path(out or f"{stem}-1.h5")
+        try:
+            if "\0" in out:
+                raise UserError(f'run.out = "{out}": a file name cannot hold a zero character')
+            if out and path.is_dir():
+                raise UserError(f'run.out = "{out}": is a directory; expected the name of a file')
+            if out and path.exists() and not overwrite:
+                raise UserError(f'run.out = "{out}": exists already; choose another name or add --overwrite')
+            if not path.parent.is_dir():
+                raise UserError(f'run.out = "{out}": there is no directory {path.parent}')
+            if not os.access(path.parent, os.W_OK | os.X_OK):
+                raise UserError(f'run.out = "{path}": no permission to write in {path.parent.resolve()}')
+        except (OSError, ValueError) as e:
+            raise UserError(f'run.out = "{out}": cannot be written: {getattr(e, "strerror", None) or e}') from None
+        return cls(path, "" if out else stem, overwrite)
+
+    def publish(self, temporary: Path) -> Path:
+        """Give a finished file its name, taking no other run's."""
+        if self.overwrite and not self.stem:
+            os.replace(temporary, self.path)
+            return self.path
+        path, number = self.path, 1
+        while True:
+            try:
+                os.link(temporary, path)
+                break
+            except FileExistsError:
+                if not self.stem:
+                    raise
+                number += 1
+                path = Path(f"{self.stem}-{number}.h5")
+        temporary.unlink()
+        return path
 
 
 class RunFile:
     """Writes a run, row by row."""
 
-    def __init__(self, path: Path, attributes: dict[str, Any], kinds: list[str], clients: np.ndarray,
+    def __init__(self, destination: Destination, attributes: dict[str, Any], kinds: list[str], clients: np.ndarray,
                  columns: dict[str, tuple[str, str]], dims: tuple[int, int] | None) -> None:  # fmt: skip
-        self.path = path
+        path = destination.path
         self.columns = {**COLUMNS, **columns}
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.partial")
         try:
             with h5py.File(temporary, "w") as file:
                 self._lay_out(file, attributes, kinds, clients, dims)
             with open(temporary, "rb") as written:
                 os.fsync(written.fileno())
-            os.replace(temporary, path)
-            self.file = h5py.File(path, "r+")
+            self.path = destination.publish(temporary)
+            self.file = h5py.File(self.path, "r+")
         except OSError as e:
             temporary.unlink(missing_ok=True)
             raise UserError(f'run.out = "{path}": cannot be written: {e.strerror or e}') from None
@@ -155,25 +191,51 @@ class RunFile:
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[h5py.File]:
-    """A run file opened for reading, or one clear line."""
+    """A run file opened for reading, also while it is being written, or one clear line."""
     if not Path(path).is_file():
-        raise UserError(f"{path}: there is no such file")
+        why = "is a directory, not a run file" if Path(path).is_dir() else "there is no such file"
+        raise UserError(f"{path}: {why}")
     try:
-        file = h5py.File(path, "r")
-    except OSError as e:
+        file = h5py.File(_whole(Path(path)), "r", locking=False)
+    except (OSError, ValueError) as e:
         raise UserError(f"{path}: cannot be opened as HDF5: {str(e).splitlines()[0]}") from None
-    with file:
-        if file.attrs.get("format") != FORMAT:
-            raise UserError(f"{path}: is an HDF5 file, but not a run file of fbompi")
-        if file.attrs["format_version"] > FORMAT_VERSION:
-            raise UserError(
-                f"{path}: has run-file format {file.attrs['format_version']}, this fbompi reads up to "
-                f"{FORMAT_VERSION}: install a newer fbompi"
-            )
-        try:
+    try:
+        with file:
+            _check(file, path)
             yield file
-        except (KeyError, OSError, RuntimeError) as e:
-            raise UserError(f"{path}: is damaged: {e}") from None
+    except UserError:
+        raise
+    except Exception as e:  # HDF5 and h5py raise almost anything on damaged bytes
+        raise UserError(f"{path}: is damaged: {type(e).__name__}: {e}") from None
+
+
+def _check(file: h5py.File, path: str | Path) -> None:
+    """Refuse what is not a run file, or one of a later format."""
+    if file.attrs.get("format") != FORMAT:
+        raise UserError(f"{path}: is an HDF5 file, but not a run file of fbompi")
+    version = int(file.attrs["format_version"])
+    if version > FORMAT_VERSION:
+        raise UserError(
+            f"{path}: has run-file format {version}, this fbompi reads up to {FORMAT_VERSION}: install a newer fbompi"
+        )
+    missing = [name for name in ATTRIBUTES if name not in file.attrs]
+    if missing:
+        raise UserError(f"{path}: is damaged: it lacks {', '.join(missing)}")
+
+
+def _whole(path: Path) -> Any:
+    """The file, or where its writer was killed while the file grew, an image of it that says how long it is.
+
+    HDF5 tells the new end of the file (bytes 40 to 47 of a version-0 superblock) after it has used the space.
+    """
+    with open(path, "rb") as file:
+        head = file.read(48)
+        size = os.fstat(file.fileno()).st_size
+        if head[:8] != b"\x89HDF\r\n\x1a\n" or head[8:9] != b"\0" or int.from_bytes(head[40:48], "little") >= size:
+            return path
+        image = bytearray(head + file.read())
+    image[40:48] = len(image).to_bytes(8, "little")
+    return io.BytesIO(image)
 
 
 class Recorder:

@@ -64,15 +64,19 @@ def problem(name: str) -> Any:
         return found
     try:
         return found.load()
-    except Exception as e:
-        raise user_failure(e, found.module, f"loading problem {name} of {found.value}") from None
+    except (Exception, SystemExit) as e:
+        raise user_failure(e, f"loading problem {name} of {found.value}") from None
 
 
 @cache
 def _from_file(name: str) -> Any:
     path, _, attribute = name.rpartition(":")
     file = Path(path)
-    if not file.is_file():
+    try:
+        there = file.is_file()
+    except (OSError, ValueError):  # a name no file can have
+        there = False
+    if not there:
         raise UserError(f'run.problem = "{name}": there is no file {path}')
     spec = importlib.util.spec_from_file_location(f"fbompi_user_{file.stem}", file.resolve())
     if spec is None or spec.loader is None:
@@ -81,8 +85,8 @@ def _from_file(name: str) -> Any:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as e:
-        raise user_failure(e, str(file.resolve()), f"loading {path}") from None
+    except (Exception, SystemExit) as e:
+        raise user_failure(e, f"loading {path}") from None
     if not hasattr(module, attribute):
         classes = [k for k, v in vars(module).items() if isinstance(v, type)]
         raise UserError(f'run.problem = "{name}": {path} has no class {attribute}: {nearest(attribute, classes)}')
@@ -92,7 +96,7 @@ def _from_file(name: str) -> Any:
 _OURS = str(Path(__file__).resolve().parent)
 
 
-def user_failure(error: Exception, where: str, doing: str) -> UserError:
+def user_failure(error: BaseException, doing: str) -> UserError:
     """An error raised by a user's code, told with the frames of that code and none of ours."""
     frames = [
         f for f in traceback.extract_tb(error.__traceback__)

@@ -41,9 +41,9 @@ class Parts:
             oracles = Oracles(self.problem, self.problem.shard(index, self.clients))
         except UserError:
             raise
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             name = self.config.run.problem
-            raise registry.user_failure(e, name, f"problem {name}, shard of client {index}") from None
+            raise registry.user_failure(e, f"problem {name}, shard of client {index}") from None
         return Client(oracles, index, self.config.run.seed, self.config.clients.batch)
 
 
@@ -60,8 +60,8 @@ def build(config: Config, client_ranks: int = 0) -> Parts:
         owned = blocks(problem, count)
     except UserError:
         raise
-    except Exception as e:
-        raise registry.user_failure(e, name, f"problem {name}") from None
+    except (Exception, SystemExit) as e:
+        raise registry.user_failure(e, f"problem {name}") from None
     shapes = Shapes(owned, problem.dim_x, problem.dim_y, 2 + 2 * len(metric_names(problem)))
     method = registry.algorithm(config.run.algorithm)
     return Parts(config, problem, shapes, method.used_tasks(config.algorithm))
@@ -80,7 +80,7 @@ class Driver:
     def __init__(self, parts: Parts, link: Link) -> None:
         self.parts, self.link = parts, link
         config, problem = parts.config, parts.problem
-        x, y = (np.array(a, np.float64) for a in problem.start(stream(config.run.seed, "start")))
+        x, y = _start(parts)
         link.send(range(parts.clients), "hello", x, y)
         answers = link.collect()
         link.reset_clock()
@@ -96,18 +96,34 @@ class Driver:
         self.method = registry.algorithm(config.run.algorithm)(config.algorithm, setting)
         self.state = self.method.start(x, y)
 
-    def run(self, recorder: Any) -> None:
-        """All rounds; `recorder` is shown the state before the first and after each."""
+    def run(self, recorder: Any, stop: Any) -> bool:
+        """All rounds, unless asked to stop; `recorder` is shown the state before the first and after each."""
         recorder.see(self.state, self.link)
-        while self.state.round < self.setting.rounds:
+        while self.state.round < self.setting.rounds and not stop.asked:
             self.method.round(self.state, self.link)
             recorder.see(self.state, self.link)
         self.link.finish_evaluations()
         recorder.fetch(self.link)
+        return self.state.round == self.setting.rounds
 
     def row(self, parts: Array) -> dict[str, float]:
         """Metrics of a row from the parts of an evaluation."""
         return combine(parts, self.parts.problem)
+
+
+def _start(parts: Parts) -> tuple[Array, Array]:
+    """(x0, y0), checked."""
+    problem, name = parts.problem, parts.config.run.problem
+    try:
+        x, y = (np.array(a, np.float64) for a in problem.start(stream(parts.config.run.seed, "start")))
+    except (Exception, SystemExit) as e:
+        raise registry.user_failure(e, f"problem {name}, start") from None
+    if x.shape != (problem.dim_x,) or y.shape != (problem.dim_y,):
+        raise UserError(
+            f"problem {name}: start gives shapes {x.shape} and {y.shape}: expected ({problem.dim_x},) and "
+            f"({problem.dim_y},), as dim_x and dim_y say"
+        )
+    return x, y
 
 
 def _same(z: Array) -> Array:

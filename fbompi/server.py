@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,42 +13,50 @@ from fbompi.errors import UserError
 from fbompi.links import mpi
 from fbompi.links.link import Link
 from fbompi.progress import Progress
-from fbompi.record import CLIENT, STATES, Recorder, RunFile, free_path
+from fbompi.record import CLIENT, STATES, Destination, Recorder, RunFile
 from fbompi.run import Driver, Parts
+from fbompi.signals import Stop
 
 
-def output_path(config: Config, overwrite: bool) -> Path:
+def destination(config: Config, overwrite: bool) -> Destination:
     """Where the run file goes; refused where it cannot be written."""
     stem = f"{config.run.algorithm}-{config.run.problem.rpartition(':')[2]}"
-    return free_path(config.run.out, stem, overwrite)
+    return Destination.choose(config.run.out, stem, overwrite)
 
 
-def drive(parts: Parts, link: Link, path: Path, where: dict[str, Any], quiet: bool) -> None:
+def drive(parts: Parts, link: Link, out: Destination, where: dict[str, Any], quiet: bool) -> Path:
     """Set up the method, then run it into the file; whatever happens, the file tells."""
     try:
         driver = Driver(parts, link)
-        file = _create(parts, driver, link, path, where)
+        file = _create(parts, driver, link, out, where)
     except UserError:
         link.close()
         if where["ranks"] > 1:
             mpi.finish()
         raise
     progress = Progress(parts.config.run.rounds, "s" if link.name == "mpi" else "virtual s", quiet)
+    status = "failed"
     try:
-        driver.run(Recorder(file, driver, progress))
+        with Stop() as stop:
+            completed = driver.run(Recorder(file, driver, progress), stop)
         link.close()
-        file.finish("complete", driver.state.x, driver.state.y)
-    except BaseException as e:
-        file.finish("interrupted" if isinstance(e, KeyboardInterrupt) else "failed")
-        raise
+        status = "complete" if completed else "interrupted"
     finally:
         progress.end()
+        file.finish(status, driver.state.x, driver.state.y)
+    if not completed:
+        if where["ranks"] > 1:
+            mpi.finish()
+        print(f"fbompi: interrupted after round {driver.state.round}; recorded in {file.path}", file=sys.stderr)
+        raise SystemExit(130)
+    return file.path
 
 
-def _create(parts: Parts, driver: Driver, link: Link, path: Path, where: dict[str, Any]) -> RunFile:
+def _create(parts: Parts, driver: Driver, link: Link, out: Destination, where: dict[str, Any]) -> RunFile:
     config, problem = parts.config, parts.problem
     clients = np.zeros(parts.clients, CLIENT)
     clients["shard_size"] = driver.shard_sizes
+    clients["capacity"] = 1.0
     clients["delay_factor"] = link.delays.factor
     clients["state"] = STATES["alive"]
     if where["ranks"] > 1:
@@ -58,4 +67,4 @@ def _create(parts: Parts, driver: Driver, link: Link, path: Path, where: dict[st
     }  # fmt: skip
     meanings = {**getattr(problem, "metric_meanings", {}), **getattr(problem, "exact_meanings", {})}
     dims = (problem.dim_x, problem.dim_y) if config.record.iterates else None
-    return RunFile(path, attributes, link.kinds, clients, {k: (v, "") for k, v in meanings.items()}, dims)
+    return RunFile(out, attributes, link.kinds, clients, {k: (v, "") for k, v in meanings.items()}, dims)

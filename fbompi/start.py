@@ -14,6 +14,7 @@ from fbompi.errors import UserError
 from fbompi.links import mpi
 from fbompi.links.virtual import VirtualLink
 from fbompi.run import Parts, build, link_arguments
+from fbompi.signals import leave_to_server
 
 
 def run(load: Callable[[], Config], overwrite: bool, quiet: bool) -> Path | None:
@@ -21,7 +22,7 @@ def run(load: Callable[[], Config], overwrite: bool, quiet: bool) -> Path | None
     if mpi.launched_ranks() > 1:
         try:
             return _run_as_rank(load, overwrite, quiet)
-        except UserError:
+        except (UserError, SystemExit):
             raise
         except BaseException as e:  # leaving quietly would let the other ranks wait for us for ever
             _abort(e)
@@ -31,16 +32,15 @@ def run(load: Callable[[], Config], overwrite: bool, quiet: bool) -> Path | None
     from fbompi import server
 
     parts = build(config)
-    path = server.output_path(config, overwrite)
+    out = server.destination(config, overwrite)
     link = VirtualLink([parts.client(i) for i in range(parts.clients)], *link_arguments(parts))
-    server.drive(parts, link, path, {"mpi": "", "ranks": 1}, quiet)
-    return path
+    return server.drive(parts, link, out, {"mpi": "", "ranks": 1}, quiet)
 
 
 def _run_as_rank(load: Callable[[], Config], overwrite: bool, quiet: bool) -> Path | None:
     comm, rank, size = mpi.start()
     parts: Parts | None = None
-    path, complaint = None, ""
+    complaint = ""
     workers: dict[int, Client] = {}
     try:
         config = load()
@@ -50,26 +50,26 @@ def _run_as_rank(load: Callable[[], Config], overwrite: bool, quiet: bool) -> Pa
         if rank == 0:
             from fbompi import server  # with HDF5, which the hosts need not load
 
-            path = server.output_path(config, overwrite)
+            out = server.destination(config, overwrite)
             arguments = link_arguments(parts)
         else:
             mine = [c for c in range(parts.clients) if mpi.host_of(c, size) == rank]
             workers = {c: parts.client(c) for c in mine}
     except UserError as e:
-        complaint = str(e)
+        complaint = e.text()
     who, text = mpi.agree(comm, complaint)
     if who >= 0:
         mpi.finish()
         if rank:  # with status 0: launchers kill the other ranks of one that failed, and rank 0 has something to say
             return None
-        raise UserError(text)
+        raise UserError.of(text)
     assert parts is not None
     if rank == 0:
-        assert path is not None
         link = mpi.MpiLink(comm, *arguments)
-        server.drive(parts, link, path, {"mpi": mpi.library(), "ranks": size}, quiet)
+        path = server.drive(parts, link, out, {"mpi": mpi.library(), "ranks": size}, quiet)
         mpi.finish()
         return path
+    leave_to_server()
     host = mpi.Host(comm, workers, parts.functions, parts.shapes)
     try:
         host.serve()

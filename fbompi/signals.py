@@ -1,0 +1,33 @@
+"""Being asked to stop: the server finishes its round, the hosts leave it to the server."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop:
+    """While it is entered, the first signal is only noted; the second ends the process as usual."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> Stop:
+        self._before = {number: signal.signal(number, self._note) for number in STOPPING}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        self.__exit__()
+
+
+def leave_to_server() -> None:
+    """For a host: launchers signal every rank, and the server needs this one's answers to end in order."""
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
