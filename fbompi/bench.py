@@ -31,9 +31,15 @@ class NoOracles:
 
 def link_figures(numbers: int, updates: int, per_rank: int) -> dict[str, Any] | None:
     """Updates per second, bare and through the link, alternating; None on ranks that are not the server."""
-    comm, rank, size = mpi.start()
-    if size < 2:
+    comm = mpi.start()
+    if comm.size < 2:
         raise UserError("fbompi bench link: needs at least two ranks, for example -n 4")
+    with mpi.all_or_none():
+        return _link_figures(comm, numbers, updates, per_rank)
+
+
+def _link_figures(comm: Any, numbers: int, updates: int, per_rank: int) -> dict[str, Any] | None:
+    rank, size = comm.rank, comm.size
     clients = per_rank * (size - 1)
     shapes = Shapes([slice(0, 0)] * clients, 0, numbers, 0)
     bare, ours = [], []

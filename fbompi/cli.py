@@ -67,7 +67,7 @@ def run(
 
     \b
     fbompi run -n 4 -o run.rounds=100 --out first.h5
-    mpirun -n 64 fbompi run jobs/quadratic.toml
+    mpirun -n 64 fbompi run jobs/hypercleaning.toml
     fbompi run -o run.algorithm=fedmbo -o run.problem=quadratic
     """
     from fbompi import config as configuration
@@ -87,6 +87,8 @@ def run(
 
     if ranks is not None and ranks > 1:
         if mpi.launched_ranks() > 1:
+            if mpi.launched_rank():
+                return  # rank 0 says it
             raise UserError(f"-n {ranks}: mpirun is running already; leave -n out")
         from fbompi.launch import launch
 
@@ -199,12 +201,12 @@ def bench() -> None:
 
 
 @bench.command()
-@RANKS
+@click.option("-n", "--ranks", default=4, type=click.IntRange(2), help="Start mpirun with so many ranks.")
 @click.option("--numbers", default=7850, show_default=True, type=click.IntRange(1), help="float64 numbers per message.")
 @click.option("--updates", default=20000, show_default=True, type=click.IntRange(100), help="Updates per measurement.")
 @click.option("--per-rank", default=6, show_default=True, type=click.IntRange(1), help="Clients on each rank.")
 @JSON
-def link(ranks: int | None, numbers: int, updates: int, per_rank: int, as_json: bool) -> None:
+def link(ranks: int, numbers: int, updates: int, per_rank: int, as_json: bool) -> None:
     """Server updates per second through the mpi link, beside a bare echo of the same messages.
 
     The echo keeps one message per rank under way and does nothing else; the link serves clients whose work is
@@ -215,10 +217,10 @@ def link(ranks: int | None, numbers: int, updates: int, per_rank: int, as_json: 
     """
     from fbompi.links import mpi
 
-    if mpi.launched_ranks() == 1:
+    if not mpi.under_launcher():
         from fbompi.launch import launch
 
-        launch(ranks or 4, _without_ranks(sys.argv[1:]), quiet=as_json)
+        launch(ranks, _without_ranks(sys.argv[1:]), quiet=as_json)
     from fbompi.bench import link_figures, link_page
 
     figures = link_figures(numbers, updates, per_rank)
@@ -233,8 +235,7 @@ def main() -> None:
     try:
         fbompi(standalone_mode=False)
     except UserError as e:
-        if launched_rank() == 0:
-            click.echo(f"{e.frames}fbompi: {e.line}", err=True)
+        click.echo(f"{e.frames}fbompi: {e.line}", err=True)
         _leave(2)
     except click.exceptions.Exit as e:
         raise SystemExit(e.exit_code) from None

@@ -15,7 +15,7 @@ from fbompi.messages import NO_CALLS, Array, TaskFunction, task
 from fbompi.problem import Oracles
 from fbompi.randomness import stream
 
-VALUES, GRADIENTS, HVPS, CROSSES = range(4)  # places in `Client.calls`
+GRADIENTS, HVPS, CROSSES = range(3)  # places in `Client.calls`
 
 
 class Client:
@@ -30,8 +30,8 @@ class Client:
         self, function: TaskFunction, number: int, local_steps: int, arrays: Sequence[Array]
     ) -> tuple[Array, ...]:
         """Run a task function from a clean slate; `calls` tells afterwards what it took."""
-        self.number, self.local_steps, self.calls, self._rng = number, local_steps, [0, 0, 0, 0], None
-        result = function(self, *arrays)
+        self.number, self.local_steps, self.calls, self._rng = number, local_steps, list(NO_CALLS), None
+        result = function(self, *map(_read_only, arrays))
         return result if isinstance(result, tuple) else (result,)
 
     @property
@@ -50,16 +50,35 @@ class Client:
         return self.rng.integers(size, size=self.batch)
 
     def upper_grad(self, x: Array, y: Array) -> tuple[Array, Array]:
-        return self.oracles.upper_grad(x, y, self._draw(GRADIENTS, self.oracles.upper_size))
+        grad_x, grad_y = self.oracles.upper_grad(x, y, self._draw(GRADIENTS, self.oracles.upper_size))
+        return self._checked(grad_x, x, "upper_grad (∇_x f)"), self._checked(grad_y, y, "upper_grad (∇_y f)")
 
     def lower_grad(self, x: Array, y: Array) -> Array:
-        return self.oracles.lower_grad(x, y, self._draw(GRADIENTS, self.oracles.lower_size))
+        batch = self._draw(GRADIENTS, self.oracles.lower_size)
+        return self._checked(self.oracles.lower_grad(x, y, batch), y, "lower_grad")
 
     def hvp(self, x: Array, y: Array, v: Array) -> Array:
-        return self.oracles.hvp(x, y, v, self._draw(HVPS, self.oracles.lower_size))
+        batch = self._draw(HVPS, self.oracles.lower_size)
+        return self._checked(self.oracles.hvp(x, y, v, batch), y, "hvp")
 
     def cross(self, x: Array, y: Array, v: Array) -> Array:
-        return self.oracles.cross(x, y, v, self._draw(CROSSES, self.oracles.lower_size))
+        batch = self._draw(CROSSES, self.oracles.lower_size)
+        return self._checked(self.oracles.cross(x, y, v, batch), x, "cross")
+
+    def _checked(self, result: Array, like: Array, oracle: str) -> Array:
+        """The result as float64 of the right shape: a vector of one entry would otherwise spread over all."""
+        result = np.asarray(result, np.float64)
+        if result.shape != like.shape:
+            name = type(self.oracles.problem).__name__
+            raise ValueError(f"{name}.{oracle} of client {self.index}: shape {result.shape}, expected {like.shape}")
+        return result
+
+
+def _read_only(array: Array) -> Array:
+    """A view that an oracle cannot change by accident: on one link it would be the server's own array."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 @task(takes="x y", gives="1 1")
@@ -72,7 +91,6 @@ def hello(client: Client, x: Array, y: Array) -> tuple[Array, Array]:
 def evaluate(client: Client, x: Array, y: Array) -> Array:
     """This client's part of an evaluation: f_i, g_i, then (sum, weight) of each metric of the problem."""
     oracles, problem = client.oracles, client.oracles.problem
-    client.calls[VALUES] += oracles.upper_size + oracles.lower_size
     parts = [oracles.upper(x, y), oracles.lower(x, y)]
     if metric_names(problem):
         measured = problem.metrics(oracles.shard, x, y)

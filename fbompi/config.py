@@ -97,7 +97,7 @@ class Delays:
         Literal["none", "exponential", "lognormal", "pareto", "trace"], "distribution of the communication time"
     ] = "lognormal"
     mean: Annotated[float, "mean communication time of a task and its answer, seconds", AtLeast(0)] = 1.0
-    sigma: Annotated[float, "lognormal: spread of the logarithm", AtLeast(0)] = 1.0
+    sigma: Annotated[float, "lognormal: spread of the logarithm", AtLeast(0), AtMost(10)] = 1.0
     tail: Annotated[float, "pareto: tail index; the mean is finite above 1", Above(1)] = 1.5
     trace: Annotated[str, "trace: CSV of seconds, one row per client, used in turn"] = ""
     compute: Annotated[float, "seconds of computing per local step", AtLeast(0)] = 0.0
@@ -334,9 +334,21 @@ def resolve(tables: dict[str, Any], source: Source | str = "configuration") -> C
         problem_keys = keys_of(registry.problem(run.problem))
     except UserError as e:
         raise source.locate(e) from None
+    _refuse_unused(clients, method, source)
     parameters = check_section("algorithm", tables.get("algorithm", {}), keys_of(method.Parameters), source)
     checked["problem"] = check_section("problem", tables.get("problem", {}), problem_keys, source)
     return Config(algorithm=method.Parameters(**parameters), source=source, **checked)
+
+
+def _refuse_unused(clients: Clients, method: Any, source: Source) -> None:
+    """A key that would change nothing is a mistake of the user's, or a wrong comparison."""
+    for key, spec in (keys_of(Clients) or {}).items():
+        value = getattr(clients, key)
+        if key not in ("count", *method.client_keys) and value != spec.default:
+            used = ", ".join(method.client_keys)
+            raise UserError(
+                f"{source.of('clients', key)}: clients.{key} = {value}: {method.name} does not use it; it uses {used}"
+            )
 
 
 def load(path: str | Path | None, options: Sequence[str] = (), out: str | None = None) -> Config:

@@ -17,13 +17,13 @@ from fbompi.launch import Launcher, cores, find_launcher, flags
 _LOOK_AT_MPI = """
 import json
 from fbompi.links import mpi
-comm, rank, size = mpi.start()
+mpi.start()
 print(json.dumps({"library": mpi.library(), "threads": mpi.thread_level(), "ulfm": mpi.has_fault_tolerance()}))
 """
 _COUNT_RANKS = """
 from fbompi.links import mpi
-comm, rank, size = mpi.start()
-print(f"rank {rank} of {size}")
+comm = mpi.start()
+print(f"rank {comm.rank} of {comm.size}")
 """
 
 
@@ -74,8 +74,9 @@ def _ask(words: list[str], timeout: float = 60) -> tuple[str, str]:
     except (OSError, subprocess.TimeoutExpired) as e:
         return "", str(e)
     if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        return "", lines[-1] if lines else f"status {done.returncode}"
+        words = [line.strip() for line in (done.stderr + done.stdout).splitlines() if re.search(r"[A-Za-z]", line)]
+        traceback = bool(words) and words[0].startswith("Traceback")
+        return "", (words[-1] if traceback else words[0]) if words else f"status {done.returncode}"
     return done.stdout, ""
 
 
@@ -108,10 +109,9 @@ def _advice(f: dict[str, Any], launcher: Launcher | None) -> list[str]:
     if launcher is None:
         advice.append("there is no mpirun: runs with -n need one; runs in one process do not")
     if f["two_ranks"] not in (None, "ok"):
-        advice.append(
-            f"two ranks do not find each other ({f['two_ranks']}): {launcher.path if launcher else 'mpirun'} may "
-            "belong to another MPI than the one mpi4py loads; put the right one first on the PATH"
-        )
+        advice.append(f"two ranks do not start or do not meet: {f['two_ranks']}")
+    if launcher and ("of 1" in (f["two_ranks"] or "") or "alone in MPI" in (f["two_ranks"] or "")):
+        advice.append(f"{launcher.path} belongs to another MPI than the one mpi4py loads: put the right one first")
     if f["threads"] not in ("", "1"):
         advice.append(f"OMP_NUM_THREADS is {f['threads']}: with several ranks on a node, 1 is usually faster")
     if f["mpi"].get("library", "").startswith("MPICH") and f["cores"] < 8:
@@ -126,7 +126,7 @@ def page(f: dict[str, Any]) -> str:
     lines = [
         f"fbompi     {f['fbompi']}, Python {f['python']} ({f['executable']})",
         f"packages   {packages}, HDF5 {f['hdf5']}",
-        f"machine    {f['cores']} cores{', root' if f['root'] else ''}; {f['threads'] or 'all'} linear-algebra threads",
+        f"machine    {f['cores']} cores{', root' if f['root'] else ''}; {f['threads']} linear-algebra threads",
         f"MPI        {mpi['library']}, thread level {mpi['threads']}, "
         f"{'with' if mpi['ulfm'] else 'without'} fault tolerance (ULFM)"
         if "library" in mpi

@@ -52,8 +52,10 @@ def flags(launcher: Launcher, ranks: int) -> list[str]:
     if launcher.family == "openmpi":
         if os.geteuid() == 0:
             words.append("--allow-run-as-root")
+        # Open MPI counts physical cores, or Slurm's tasks; and two small jobs would bind to the same cores.
+        words += ["--oversubscribe", "--bind-to", "none"]
         if ranks > cores():  # waiting ranks must not take the cores from the working ones
-            words += ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+            words += ["--mca", "mpi_yield_when_idle", "1"]
     return words
 
 

@@ -18,12 +18,12 @@ import numpy as np
 Array = np.ndarray
 
 # magic, kind, client, task number, payload count, local steps, injected delay, compute seconds, oracle calls
-_HEADER = struct.Struct("<8sqqqqqdd4q")
-HEADER_WORDS = 16  # 128 bytes: a multiple of 64, so that the payload is aligned for vector loads
+_HEADER = struct.Struct("<8sqqqqqdd3q")
+HEADER_WORDS = 16  # 128 bytes, with room to grow
 _MAGIC = b"fbompi 1"
 assert _HEADER.size <= 8 * HEADER_WORDS
 
-NO_CALLS = (0, 0, 0, 0)
+NO_CALLS = (0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Update:
 
     task: Task
     arrays: tuple[Array, ...]
-    calls: Sequence[int]  # of the oracles, per sample: values, gradients, hvps, crosses
+    calls: Sequence[int]  # of the oracles, per sample: gradients, hvps, crosses
     compute: float  # seconds the client computed
     time: float  # arrival
 
@@ -66,19 +66,21 @@ class TaskFunction(Protocol):
 
     takes: tuple[str, ...]
     gives: tuple[str, ...]
+    local_steps: bool
 
     def __call__(self, client: Any, *arrays: Array) -> Any: ...
 
 
-def task(takes: str, gives: str) -> Callable[[Callable], TaskFunction]:
+def task(takes: str, gives: str, local_steps: bool = False) -> Callable[[Callable], TaskFunction]:
     """Declare a client function: the shapes of its arguments and of its result, as words.
 
     ``x`` the client's block of the upper variable, ``y`` the lower variable, ``1`` a number,
-    ``yy`` and ``xy`` matrices, ``metrics`` the parts of an evaluation.
+    ``yy`` and ``xy`` matrices, ``metrics`` the parts of an evaluation. `local_steps`: whether it takes any.
     """
 
     def declare(function: Any) -> TaskFunction:
         function.takes, function.gives = tuple(takes.split()), tuple(gives.split())
+        function.local_steps = local_steps
         return function
 
     return declare

@@ -1,8 +1,9 @@
 """What a problem is, and how the oracles that it leaves out are derived from those it has.
 
-A problem is one class with the attributes and methods of `Problem`. The first group must be there; what is
-missing of the second is derived by finite differences or power iteration (`complete`), what is missing of the
-third is simply not used. *batch* is None (the whole shard) or an array of sample indices.
+A problem is one class with the attributes and methods of `Problem`. The first group must be there; what is missing
+of the second is derived by finite differences or power iteration (`Oracles`); what is missing of the third is simply
+not used. *batch* is None (the whole shard) or an array of sample indices. Arrays that an oracle is given are read-only.
+The methods' hypergradients hold where `project_y` is not active.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fbompi.errors import UserError
+
 Array = np.ndarray
 
 REQUIRED = ("shard", "size", "start", "upper", "lower", "upper_grad", "lower_grad")
 DERIVED = ("lower_grad_x", "hvp", "cross", "smoothness")
-OPTIONAL = ("block", "project_x", "project_y", "metrics", "exact")
+MEANINGS = {"metrics": "metric_meanings", "exact": "exact_meanings"}
 
 
 class Problem(Protocol):
@@ -63,7 +66,8 @@ class Problem(Protocol):
 
 def missing_parts(problem: Any) -> list[str]:
     """Required names that this object does not have."""
-    return [name for name in (*REQUIRED, "dim_x", "dim_y") if not hasattr(problem, name)]
+    needed = [*REQUIRED, "dim_x", "dim_y", *(meanings for name, meanings in MEANINGS.items() if hasattr(problem, name))]
+    return [name for name in needed if not hasattr(problem, name)]
 
 
 def native_oracles(problem: Any) -> list[str]:
@@ -73,9 +77,14 @@ def native_oracles(problem: Any) -> list[str]:
 
 def blocks(problem: Any, clients: int) -> list[slice]:
     """The part of x that each client owns: all of it where the problem says nothing."""
-    if hasattr(problem, "block"):
-        return [problem.block(client, clients) for client in range(clients)]
-    return [slice(0, problem.dim_x)] * clients
+    if not hasattr(problem, "block"):
+        return [slice(0, problem.dim_x)] * clients
+    owned = [problem.block(client, clients) for client in range(clients)]
+    for client, block in enumerate(owned):
+        ends = (block.start, block.stop)
+        if not all(isinstance(end, int) for end in ends) or not 0 <= block.start <= block.stop <= problem.dim_x:
+            raise UserError(f"problem: block of client {client} is {block}: expected slice(begin, end) within dim_x")
+    return owned
 
 
 class Oracles:
@@ -145,15 +154,15 @@ def _along_coordinates(value, at: Array) -> Array:
     return gradient
 
 
-def _largest_eigenvalue(apply, size: int, iterations: int = 50, margin: float = 1.1) -> float:
-    """Power iteration from a fixed vector; it approaches from below, hence the margin."""
-    v = np.cos(np.arange(size, dtype=np.float64))
+def _largest_eigenvalue(apply, size: int, least: int = 20, most: int = 100, margin: float = 1.1) -> float:
+    """Power iteration from a fixed random vector; it approaches from below, hence the margin."""
+    v = np.random.default_rng(0).standard_normal(size)
     value = 0.0
-    for _ in range(iterations):
+    for k in range(most):
         v /= np.linalg.norm(v)
         product = apply(v)
         previous, value = value, float(np.linalg.norm(product))
-        if value == 0.0 or abs(value - previous) <= 1e-3 * value:
+        if value == 0.0 or (k >= least and abs(value - previous) <= 1e-3 * value):
             break
         v = product
     return max(margin * value, np.finfo(np.float64).tiny)

@@ -28,6 +28,8 @@ FORMAT, FORMAT_VERSION = "fbompi-run", 1
 ATTRIBUTES = ("status", "config", "fbompi_version", "created", "host", "mpi", "ranks", "seed", "link")
 STATES = {"alive": 0, "lost": 1, "adopted": 2}
 
+EVENTS_AT_ONCE = 50_000  # events kept in memory between two rows of the trajectory
+
 CLIENT = np.dtype(
     [
         ("shard_size", "<i8"),
@@ -91,6 +93,10 @@ class Destination:
                     raise
                 number += 1
                 path = Path(f"{self.stem}-{number}.h5")
+            except OSError:  # a file system without hard links: take the name, then the file
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+                os.replace(temporary, path)
+                return path
         temporary.unlink()
         return path
 
@@ -140,7 +146,7 @@ class RunFile:
             age="rounds of communication between the task and its answer: arrived_round - sent_round",
             time_sent="seconds", time_arrived="seconds", compute="seconds the client computed",
             bytes="task and answer together, headers included",
-            values="samples on which objectives were evaluated (likewise gradients, hvps, crosses)",
+            gradients="samples on which gradients were evaluated (likewise hvps, crosses)",
         )  # fmt: skip
         state = h5py.enum_dtype(STATES, basetype="u1")
         fields = [(name, state if name == "state" else CLIENT[name]) for name in CLIENT.names or ()]
@@ -252,6 +258,8 @@ class Recorder:
         self.progress.show(state.round, link.now)
         self.fetch(link)
         if state.round % self.settings.every and state.round != self.rounds:
+            if len(link.events) > EVENTS_AT_ONCE:
+                self._write_events(link)
             return
         problem, clients = self.driver.parts.problem, self.driver.parts.clients
         ages = [event[5] for event in link.events]
@@ -259,15 +267,26 @@ class Recorder:
                "age": float(np.mean(ages)) if ages else 0.0}  # fmt: skip
         if hasattr(problem, "exact"):
             row.update(problem.exact(state.x, state.y, clients))
+            if unknown := set(row) - set(self.file.columns):
+                raise UserError(f"problem: exact gives {', '.join(unknown)}, which exact_meanings does not explain")
             self.progress.note(row)
         self._row_of[state.round] = self.file.append(row, (state.x, state.y) if self.settings.iterates else None)
+        self._write_events(link)
+        if self.settings.metrics:
+            link.evaluate(state.round, state.x, state.y)
+
+    def finish(self, link: Any) -> None:
+        """Wait for the evaluations under way, and write down what else arrived meanwhile."""
+        link.finish_evaluations()
+        self.fetch(link)
+        self._write_events(link)
+
+    def _write_events(self, link: Any) -> None:
         if link.events:
             self.file.append_events(link.events)
             link.events.clear()
         self.file.count_tasks(link.tasks_done)
         self.file.flush()
-        if self.settings.metrics:
-            link.evaluate(state.round, state.x, state.y)
 
     def fetch(self, link: Any) -> None:
         """Complete the rows whose evaluation has come in."""

@@ -56,7 +56,7 @@ def build(config: Config, client_ranks: int = 0) -> Parts:
         problem = registry.problem(name)(**config.problem)
         missing = missing_parts(problem)
         if missing:
-            raise UserError(f"problem {name} lacks {', '.join(missing)}; see the problem protocol in the README")
+            raise UserError(f"problem {name} lacks {', '.join(missing)}; fbompi/problem.py has the protocol")
         owned = blocks(problem, count)
     except UserError:
         raise
@@ -102,8 +102,7 @@ class Driver:
         while self.state.round < self.setting.rounds and not stop.asked:
             self.method.round(self.state, self.link)
             recorder.see(self.state, self.link)
-        self.link.finish_evaluations()
-        recorder.fetch(self.link)
+        recorder.finish(self.link)
         return self.state.round == self.setting.rounds
 
     def row(self, parts: Array) -> dict[str, float]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 from fbompi.client import Client
 from fbompi.config import Config
@@ -20,12 +18,9 @@ from fbompi.signals import leave_to_server
 def run(load: Callable[[], Config], overwrite: bool, quiet: bool) -> Path | None:
     """Run a configuration; the path of its run file, or None on a rank that is not the server."""
     if mpi.launched_ranks() > 1:
-        try:
-            return _run_as_rank(load, overwrite, quiet)
-        except (UserError, SystemExit):
-            raise
-        except BaseException as e:  # leaving quietly would let the other ranks wait for us for ever
-            _abort(e)
+        comm = mpi.start()
+        with mpi.all_or_none():
+            return _run_as_rank(comm, load, overwrite, quiet)
     config = load()
     if config.run.link == "mpi":
         raise UserError('run.link = "mpi": there is one process only; start several with fbompi run -n 4, or mpirun')
@@ -37,8 +32,8 @@ def run(load: Callable[[], Config], overwrite: bool, quiet: bool) -> Path | None
     return server.drive(parts, link, out, {"mpi": "", "ranks": 1}, quiet)
 
 
-def _run_as_rank(load: Callable[[], Config], overwrite: bool, quiet: bool) -> Path | None:
-    comm, rank, size = mpi.start()
+def _run_as_rank(comm: Any, load: Callable[[], Config], overwrite: bool, quiet: bool) -> Path | None:
+    rank, size = comm.rank, comm.size
     parts: Parts | None = None
     complaint = ""
     workers: dict[int, Client] = {}
@@ -78,12 +73,3 @@ def _run_as_rank(load: Callable[[], Config], overwrite: bool, quiet: bool) -> Pa
         raise
     mpi.finish()
     return None
-
-
-def _abort(error: BaseException) -> NoReturn:
-    """Show the traceback of the rank that raised, and end the job on all of them."""
-    if isinstance(error, mpi.ClientFailed):
-        print(error, file=sys.stderr)
-    else:
-        traceback.print_exception(error)
-    mpi.abort(130 if isinstance(error, KeyboardInterrupt) else 1)

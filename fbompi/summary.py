@@ -73,8 +73,7 @@ def _spread(values: np.ndarray) -> dict[str, float]:
 def page(s: dict[str, Any]) -> str:
     """A summary for people."""
     run, clients = s["config"]["run"], s["clients"]
-    ranks = f"{clients['ranks']} rank{'s' if clients['ranks'] > 1 else ''}"
-    where = f"{ranks} of {s['mpi']}" if s["link"] == "mpi" else "one process (virtual link)"
+    where = f"{s['ranks']} ranks of {s['mpi']}, rank 0 the server" if s["link"] == "mpi" else "the virtual link"
     unit = "s" if s["link"] == "mpi" else "virtual s"
     status = "running, or killed while it ran" if s["status"] == "running" else s["status"]
     lines = [

@@ -52,8 +52,8 @@ def test_an_empty_file_and_empty_tables_are_the_default(tmp_path):
 
 
 def test_what_is_given_stays_and_the_rest_is_default():
-    config = resolve({"run": {"rounds": 7, "algorithm": "fedmbo"}, "clients": {"local_steps": [1, 4]}})
-    assert (config.run.rounds, config.run.seed, config.clients.local_steps) == (7, 0, [1, 4])
+    config = resolve({"run": {"rounds": 7, "algorithm": "fedmbo"}, "clients": {"participation": 0.5}})
+    assert (config.run.rounds, config.run.seed, config.clients.participation) == (7, 0, 0.5)
     assert config.algorithm == registry.algorithm("fedmbo").Parameters()
 
 
@@ -222,9 +222,9 @@ def test_an_option_overrules_the_file_and_a_later_option_an_earlier_one(tmp_path
 
 
 def test_the_value_of_an_option_is_toml_or_a_bare_word():
-    config = load(None, ["run.problem=quadratic", 'run.algorithm="fedmbo"', "clients.local_steps=[1, 3]",
+    config = load(None, ["run.problem=quadratic", 'run.algorithm="afbo"', "clients.local_steps=[1, 3]",
                          "record.metrics=false", "delays.mean=1e-3", "run.out=a=b.h5", "run.seed = 5"])  # fmt: skip
-    assert (config.run.problem, config.run.algorithm, config.run.out) == ("quadratic", "fedmbo", "a=b.h5")
+    assert (config.run.problem, config.run.algorithm, config.run.out) == ("quadratic", "afbo", "a=b.h5")
     assert (config.clients.local_steps, config.record.metrics) == ([1, 3], False)
     assert (config.delays.mean, config.run.seed) == (1e-3, 5)
 
@@ -275,6 +275,8 @@ def valid_tables(draw: st.DrawFn) -> dict[str, dict]:
     algorithm = draw(st.sampled_from(sorted(registry.algorithms())))
     problem = draw(st.sampled_from(sorted(registry.problems())))
     tables = {name: draw(some_of(keys_of(section))) for name, section in SECTIONS.items()}
+    used = ("count", *registry.algorithm(algorithm).client_keys)
+    tables["clients"] = {key: value for key, value in tables["clients"].items() if key in used}
     tables["run"] |= {"algorithm": algorithm, "problem": problem}
     tables["algorithm"] = draw(some_of(keys_of(registry.algorithm(algorithm).Parameters)))
     tables["problem"] = draw(some_of(keys_of(registry.problem(problem))))
@@ -397,3 +399,9 @@ def test_an_option_that_is_not_text_is_refused(fbompi, tmp_path):
     result = fbompi("run", "-o", "run.rounds=1", "-o", "run.out=a\udcff.h5")
     assert result.status == 2 and result.err.startswith("fbompi: ") and result.err.count("\n") == 1, result
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("method, key", [("afbo", "participation=0.5"), ("fedmbo", "local_steps=3")])
+def test_a_key_that_a_method_does_not_use_is_refused(method: str, key: str) -> None:
+    with pytest.raises(UserError, match=f"clients.{key.split('=')[0]} = .*{method} does not use it"):
+        load(None, [f"run.algorithm={method}", f"clients.{key}"])

@@ -44,13 +44,13 @@ def draws(n: int, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 def test_the_mean_of_phe_is_the_neumann_sum_and_its_variance_falls_as_one_over_n() -> None:
     variances = {}
-    for n, count in ((1, 2000), (4, 500), (16, 300)):
+    for n, count in ((1, 1500), (4, 400), (16, 150)):
         estimates, expected = draws(n, count)
         error = estimates.std(axis=0, ddof=1) / np.sqrt(count)
         assert np.all(np.abs(estimates.mean(axis=0) - expected) < 4 * error), n
         variances[n] = estimates.var(axis=0, ddof=1).sum()
     slope = np.polyfit(np.log([1, 4, 16]), np.log([variances[n] for n in (1, 4, 16)]), 1)[0]
-    assert slope == pytest.approx(-1, abs=0.12)
+    assert slope == pytest.approx(-1, abs=0.15)
 
 
 @pytest.mark.slow

@@ -7,10 +7,13 @@ import pytest
 from conftest import needs_mpi, options, trajectory
 from federation import federation, play
 
+from fbompi.client import Client
 from fbompi.config import Delays
 from fbompi.delays import DelayModel
 from fbompi.errors import UserError
 from fbompi.links.link import Stalled
+from fbompi.problem import Oracles
+from fbompi.problems.quadratic import Quadratic
 
 
 def delays(model: str, clients: int = 4, count: int = 20000, **settings) -> np.ndarray:
@@ -93,6 +96,30 @@ def test_an_answer_depends_on_nothing_but_shard_and_task() -> None:
     assert (client.answer(function, 18, 2, args)[0] != first).any(), "another task draws another batch"
 
 
+class Slips(Quadratic):
+    """A user's problem with a common slip in one of its oracles."""
+
+    def __init__(self, slip: str) -> None:
+        super().__init__()
+        self.slip = slip
+
+    def lower_grad(self, shard, x, y, batch=None):
+        if self.slip == "in place":
+            y *= 0
+        gradient = super().lower_grad(shard, x, y, batch)
+        return gradient[:1] if self.slip == "shape" else gradient
+
+
+@pytest.mark.parametrize(
+    "slip, says", [("shape", r"Slips\.lower_grad of client 0: shape \(1,\)"), ("in place", "read-only")]
+)
+def test_a_slip_in_an_oracle_is_told_and_not_averaged(slip: str, says: str) -> None:
+    d = quadratic()
+    client = Client(Oracles(Slips(slip), d.parts.problem.shard(0, 18)), 0, 0, 0)
+    with pytest.raises(ValueError, match=says):
+        client.answer(d.link.functions["lower"], 0, 1, (d.state.x, d.state.y, d.method.local_step))
+
+
 def test_looking_at_a_run_does_not_change_it(run_file) -> None:
     base = options(run_rounds=20, clients_batch=5, clients_local_steps="[1,4]")
     often = run_file(*base, *options(record_every=1), name="often.h5")
@@ -102,12 +129,14 @@ def test_looking_at_a_run_does_not_change_it(run_file) -> None:
 
 def test_local_steps_are_drawn_from_the_range_given() -> None:
     d = play(quadratic(clients={"local_steps": [2, 5]}), 10)
-    assert {e[6] for e in d.link.events} == {2, 3, 4, 5}
+    steps = {(d.link.kinds[e[1]], e[6]) for e in d.link.events}
+    assert steps == {*(("lower", n) for n in (2, 3, 4, 5)), ("product", 1), ("cross", 1)}
 
 
 @pytest.mark.parametrize("algorithm", ["afbo", "fedmbo"])
 def test_the_same_seed_gives_the_same_bits_on_virtual(run_file, algorithm: str) -> None:
-    base = options(run_algorithm=algorithm, run_rounds=15, clients_batch=7, clients_local_steps="[1,3]")
+    base = options(run_algorithm=algorithm, run_rounds=15, clients_batch=7)
+    base += options(clients_local_steps="[1,3]") if algorithm == "afbo" else options(clients_participation=0.5)
     one, two = (run_file(*base, name=name) for name in ("one.h5", "two.h5"))
     other = run_file(*base, *options(run_seed=1), name="other.h5")
     for column in ("x", "y", "time", "upper", "accuracy"):

@@ -84,6 +84,19 @@ def test_bench_link_gives_a_ratio(fbompi) -> None:
     assert 0.05 < json.loads(result.out)["ratio"] < 5
 
 
+def test_an_error_told_late_by_the_server_ends_the_job(fbompi, tmp_path) -> None:
+    (tmp_path / "late.py").write_text(
+        "from fbompi.errors import UserError\n"
+        "from fbompi.problems.quadratic import Quadratic\n"
+        "class Late(Quadratic):\n"
+        "    def exact(self, x, y, clients):\n"
+        "        raise UserError('too late')\n"
+    )
+    result = fbompi("run", "-n", 3, "-o", "run.problem=late.py:Late", "--out", "late.h5", timeout=30)
+    assert result.status == 2 and result.err.count("fbompi: too late") == 1, result
+    assert h5py.File(tmp_path / "late.h5", "r").attrs["status"] == "failed"
+
+
 def test_doctor_finds_that_ranks_meet(fbompi) -> None:
     result = fbompi("doctor", "--json")
     assert result.status == 0, result

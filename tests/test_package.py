@@ -81,7 +81,7 @@ def test_the_run_command_of_the_readme_works_word_for_word(tmp_path: Path) -> No
         ["bash", "-c", block("run")], cwd=tmp_path / "clone", env=env, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
-    assert "afbo on hypercleaning: complete" in done.stdout and "3 ranks of Open MPI" in done.stdout
+    assert "afbo on hypercleaning: complete" in done.stdout and "4 ranks of Open MPI" in done.stdout
     installed = subprocess.run(
         [tmp_path / "clone/.venv/bin/python", "-c", "import fbompi, fbompi.kernels.softmax; print(fbompi.__file__)"],
         cwd="/", env=env, capture_output=True, text=True,

@@ -7,7 +7,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from fbompi.problem import Oracles, blocks
+from fbompi.problem import Oracles, _largest_eigenvalue, blocks
 from fbompi.problems.hypercleaning import HyperCleaning
 from fbompi.problems.quadratic import Quadratic
 from fbompi.randomness import stream
@@ -88,6 +88,13 @@ def test_missing_oracles_are_derived(leave_out) -> None:
     for name, args in (("lower_grad_x", (x, y)), ("hvp", (x, y, v)), ("cross", (x, y, v))):
         np.testing.assert_allclose(getattr(derived, name)(*args), getattr(native, name)(*args), rtol=1e-6, atol=1e-6)
     assert 0.95 <= derived.smoothness(x, y) <= 1.2
+
+
+def test_a_largest_eigenvalue_off_the_beaten_track_is_found() -> None:
+    for place in range(20):
+        curvature = np.ones(20)
+        curvature[place] = 5.0
+        assert 5.0 <= _largest_eigenvalue(lambda v, c=curvature: c * v, 20) <= 6.0
 
 
 def test_closed_form_solves_both_levels() -> None:

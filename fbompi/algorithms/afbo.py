@@ -30,7 +30,7 @@ from fbompi.messages import Array, task
 DENSE_LIMIT = 512  # rows of a Hessian that may travel as a matrix
 
 
-@task(takes="x y 1", gives="y")
+@task(takes="x y 1", gives="y", local_steps=True)
 def lower(client: Client, x: Array, y: Array, step: Array) -> Array:
     """The average of E local gradients (aligned update): Algorithm 1, lines 5–8."""
     total = np.zeros_like(y)
@@ -73,7 +73,9 @@ class AfboParameters:
     decay: Annotated[float, "schedule decay: rounds until η is halved", Above(0)] = 100.0
     inner_rounds: Annotated[int, "K, inner rounds on y per outer round", AtLeast(1)] = 10
     terms: Annotated[int, "N, rounds on v per outer round", AtLeast(1)] = 10
-    quorum: Annotated[int, "clients that must report before a round ends; 0: all", AtLeast(0)] = 3
+    quorum: Annotated[
+        int | Literal["auto"], "answers that end a round; 0: from all clients; auto: 3, or all", AtLeast(0)
+    ] = "auto"
     inner_bound: Annotated[int, "ρ, oldest vector allowed in inner rounds; −1: none", AtLeast(-1)] = -1
     outer_bound: Annotated[int, "τ, oldest vector allowed in outer rounds; −1: none", AtLeast(-1)] = -1
     adaptive: Annotated[bool, "shorten steps by 1/(1 + mean age)"] = True
@@ -105,12 +107,14 @@ class Afbo:
     paper = "Li, Zhu, Gong, Mao, Zhou: Anarchic Federated Bilevel Optimization"
     facts = {"order": "second (products)", "communication": "asynchronous", "rate": "O(1/√(mT)) nonconvex"}
     Parameters = AfboParameters
+    client_keys = ("local_steps", "batch")  # of [clients], beside count
     tasks = {"lower": lower, "product": product, "cross": cross, "matrices": matrices}
 
     def __init__(self, parameters: AfboParameters, setting: Setting) -> None:
         p = self.p = parameters
         self.setting, m = setting, setting.clients
-        if p.quorum > m:
+        self.quorum = min(3, m) if p.quorum == "auto" else p.quorum or m
+        if self.quorum > m:
             raise UserError(f"algorithm.quorum = {p.quorum}: there are only {m} clients")
         if p.hypergradient in ("dense", "printed") and setting.shapes.dim_y > DENSE_LIMIT:
             raise UserError(
@@ -119,7 +123,6 @@ class Afbo:
             )
         if p.hypergradient == "printed":
             warnings.warn("the printed formula is not a Hessian inverse: expect a wrong hypergradient", stacklevel=2)
-        self.quorum = p.quorum or m
         self.inner_bound = EVER if p.inner_bound < 0 else p.inner_bound
         self.outer_bound = EVER if p.outer_bound < 0 else p.outer_bound
         self.beta = 1 / setting.smoothness if p.step_y == "auto" else p.step_y
@@ -185,7 +188,5 @@ class Afbo:
         return 1 / (1 + age) if self.p.adaptive else 1.0
 
     def _eta(self, s: State, H: Array) -> float:
-        if self.p.step_x == "auto":
-            return s.rule.step(s.x, H)
-        m, T = self.setting.clients, self.setting.rounds
-        return schedule(self.p.schedule, self.p.step_x, s.round, T, m, self.p.decay)
+        base = s.rule.step(s.x, H) if self.p.step_x == "auto" else self.p.step_x
+        return schedule(self.p.schedule, base, s.round, self.setting.rounds, self.setting.clients, self.p.decay)

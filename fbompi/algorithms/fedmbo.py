@@ -1,7 +1,9 @@
 """FedMBO with PHE (Huang, Zhang, Ji 2023; Algorithms 1 and 2): synchronous, sampled clients, independent chains.
 
-Inner loop: minibatch SGD on y, n sampled clients at the same point. Outer step: the mean of n independent chains, each
-a Neumann product in which every factor comes from another client. Line 4 of the printed Algorithm 2 says ∇_y f for
+Inner loop: minibatch SGD on y, n sampled clients at the same point. Outer step: the mean of n chains, each a Neumann
+product in which every factor comes from another client. Chains are independent, as Proposition 3 needs, with
+``clients.replacement = true``; drawn without, they are not, and their mean varies less. ℓ bounds the Hessian of a whole
+shard: with small batches a factor can be larger. Line 4 of the printed Algorithm 2 says ∇_y f for
 d_i; it is ∇_x f, as in equation (6).
 """
 
@@ -52,7 +54,7 @@ class FedMboParameters:
 
     step_x: Annotated[float | Literal["auto"], "α; auto: distance over gradients", Above(0)] = "auto"
     step_y: Annotated[float | Literal["auto"], "β; auto: 1/ℓ", Above(0)] = "auto"
-    schedule: Annotated[Literal["constant", "theory", "decay"], "of α and β (theory: Theorem 1)"] = "constant"
+    schedule: Annotated[Literal["constant", "theory", "decay"], "of α (theory: also of β, Theorem 1)"] = "constant"
     decay: Annotated[float, "schedule decay: rounds until α is halved", Above(0)] = 100.0
     inner_rounds: Annotated[int, "T, inner rounds on y per outer round", AtLeast(1)] = 5
     terms: Annotated[int, "N, chains have fewer than N factors", AtLeast(1)] = 10
@@ -76,6 +78,7 @@ class FedMbo:
     paper = "Huang, Zhang, Ji: Achieving Linear Speedup in Non-IID Federated Bilevel Learning"
     facts = {"order": "second (products)", "communication": "synchronous", "rate": "O(1/√(nK)) nonconvex"}
     Parameters = FedMboParameters
+    client_keys = ("batch", "participation", "replacement")  # of [clients], beside count
     tasks = {"lower": lower, "begin": begin, "factor": factor, "cross": cross}
 
     def __init__(self, parameters: FedMboParameters, setting: Setting) -> None:
@@ -100,8 +103,8 @@ class FedMbo:
             s.y = self.setting.project_y(s.y - beta * G)
         h = np.mean(self.chains(s.x, s.y, link, rng), axis=0)
         s.gradient_norm = float(np.linalg.norm(h))
-        alpha = s.rule.step(s.x, h) if self.p.step_x == "auto" else self._scheduled(self.p.step_x, s.round)
-        s.x = self.setting.project_x(s.x - alpha * h)
+        alpha = s.rule.step(s.x, h) if self.p.step_x == "auto" else self.p.step_x
+        s.x = self.setting.project_x(s.x - self._scheduled(alpha, s.round) * h)
         s.round += 1
 
     def chains(self, x: Array, y: Array, link: Link, rng: np.random.Generator) -> Array:

@@ -64,7 +64,7 @@ class Recent:
 def gather(
     link: Link, tables: dict[str, Recent], idle: set[int], kind: str, point: tuple, now: int, quorum: int, bound: float
 ) -> tuple[list[Array], Array]:
-    """One asynchronous round: hand `point` to whoever is idle, wait for `quorum` answers to it, average over all.
+    """One asynchronous round: hand `point` to whoever is idle, wait for `quorum` answers of its kind, average over all.
 
     Answers of another kind, asked for in an earlier phase, are remembered and their clients handed this point,
     but they do not end the round: it would step on nothing new. The round is prolonged while some client's

@@ -25,9 +25,16 @@ EVENT = np.dtype(
     [
         ("client", "<i4"), ("kind", "<u1"), ("task", "<i8"), ("sent_round", "<i8"), ("arrived_round", "<i8"),
         ("age", "<i8"), ("local_steps", "<i4"), ("bytes", "<i8"), ("time_sent", "<f8"), ("time_arrived", "<f8"),
-        ("compute", "<f8"), ("values", "<i8"), ("gradients", "<i8"), ("hvps", "<i8"), ("crosses", "<i8"),
+        ("compute", "<f8"), ("gradients", "<i8"), ("hvps", "<i8"), ("crosses", "<i8"),
     ]
 )  # fmt: skip
+
+
+def all_tasks(functions: dict[str, TaskFunction]) -> dict[str, TaskFunction]:
+    """The tasks of a run and of its method, in the order in which messages number them."""
+    if both := SERVICE.keys() & functions.keys():
+        raise ValueError(f"a method cannot call a task {' or '.join(both)}: the run itself has one of that name")
+    return {**SERVICE, **functions}
 
 
 class Route(NamedTuple):
@@ -83,7 +90,7 @@ class Link:
         local_steps: int | list[int],
         seed: int,
     ) -> None:
-        self.functions = {**SERVICE, **functions}
+        self.functions = all_tasks(functions)
         self.kinds = list(self.functions)
         self.shapes, self.delays = shapes, delays
         self.clients = len(shapes.blocks)
@@ -112,9 +119,10 @@ class Link:
     def send(self, clients: Iterable[int], kind: str, *arrays: Array, stamp: int = 0) -> None:
         """Hand a task to each of these clients; `arrays` must not be changed in place afterwards."""
         now = self.now
+        fixed = self._fixed_steps if self.functions[kind].local_steps else 1
         for client in map(int, clients):
             index = self._sent[client]
-            steps = self._fixed_steps or int(self._local_steps.value(client, index))
+            steps = fixed or int(self._local_steps.value(client, index))
             delay, compute = self._times(client, index, steps)
             number = self._next_number
             task = Task(number, client, kind, arrays, stamp, self.round, steps, now, delay, compute)
@@ -166,7 +174,7 @@ class Link:
             for update in self._arrivals():
                 self._log(update)
 
-    def close(self, failed: bool = False) -> None:
+    def close(self) -> None:
         """Let the clients go."""
 
     def _send_evaluations(self) -> None:

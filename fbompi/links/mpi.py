@@ -3,7 +3,8 @@
 Rank 0 is the server. The other ranks host the clients, client c on rank 1 + c mod (ranks − 1). The server keeps
 one receive posted per rank and takes everything that has completed (Waitsome), so no client waits because its
 rank number is high; a host serves its clients' queues in turn. Nobody sleeps: a process with nothing to do is
-blocked inside MPI. Buffers are made once and recycled; every send is kept until it is complete.
+blocked inside MPI (a host that holds answers under an injected delay looks for messages meanwhile). A receive is
+posted into a buffer that then belongs to the message; every send is kept until it is complete.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
 
 from fbompi.client import Client
 from fbompi.errors import UserError
-from fbompi.links.link import Link
+from fbompi.links.link import Link, all_tasks
 from fbompi.messages import (
     HEADER_WORDS,
     Array,
@@ -37,14 +39,18 @@ from fbompi.messages import (
 
 Sent = tuple[Any, Array]  # the request of a send and its buffer
 
+# What launchers tell their processes: Open MPI, MPICH and Intel MPI, Cray PALS, Flux, srun.
+SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE", "FLUX_JOB_SIZE", "SLURM_STEP_NUM_TASKS")
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "FLUX_TASK_RANK", "SLURM_PROCID")
+
 TAG = 1
 FAILED, GOODBYE, STOP = 1 << 16, (1 << 16) + 1, (1 << 16) + 2  # kinds of messages that are not tasks
 FAILURE_BYTES = 1 << 16
 PATIENCE = 10.0  # seconds that a failing host leaves the server to close the run file
 
 
-def start() -> tuple[Any, int, int]:
-    """Initialise MPI; the communicator, this rank and the number of ranks."""
+def start() -> Any:
+    """Initialise MPI; the communicator of all ranks."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as e:
@@ -58,25 +64,22 @@ def start() -> tuple[Any, int, int]:
             f"the launcher started {expected} processes, but each of them is alone in MPI ({library()}): the launcher "
             "belongs to another MPI library than the one mpi4py loads; see fbompi doctor"
         )
-    return comm, comm.rank, comm.size
+    return comm
+
+
+def under_launcher() -> bool:
+    """Whether mpirun or srun started this process, be it alone."""
+    return any(os.environ.get(v, "").isdigit() for v in SIZE_VARIABLES)
 
 
 def launched_ranks() -> int:
     """How many processes an MPI launcher started with us, from its environment; 1 if there is none."""
-    for variable in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PALS_SIZE"):
-        if os.environ.get(variable, "").isdigit():
-            return int(os.environ[variable])
-    if "SLURM_STEP_NUM_TASKS" in os.environ and "SLURM_PROCID" in os.environ:
-        return int(os.environ["SLURM_STEP_NUM_TASKS"])
-    return 1
+    return next((int(os.environ[v]) for v in SIZE_VARIABLES if os.environ.get(v, "").isdigit()), 1)
 
 
 def launched_rank() -> int:
     """Our rank as the launcher's environment has it, before MPI is initialised."""
-    for variable in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "SLURM_PROCID"):
-        if os.environ.get(variable, "").isdigit():
-            return int(os.environ[variable])
-    return 0
+    return next((int(os.environ[v]) for v in RANK_VARIABLES if os.environ.get(v, "").isdigit()), 0)
 
 
 def library() -> str:
@@ -128,6 +131,30 @@ def finish() -> None:
 
     if MPI.Is_initialized() and not MPI.Is_finalized():
         MPI.Finalize()
+
+
+def finished() -> bool:
+    """Whether this rank has left MPI, so that the others need nothing more from it."""
+    from mpi4py import MPI
+
+    return bool(MPI.Is_finalized())
+
+
+@contextmanager
+def all_or_none() -> Iterator[None]:
+    """An error on this rank ends the job on all: leaving quietly would let the others wait for ever."""
+    try:
+        yield
+    except BaseException as e:
+        if isinstance(e, UserError | SystemExit) and finished():
+            raise
+        if isinstance(e, UserError):
+            print(f"{e.frames}fbompi: {e.line}", file=sys.stderr)
+        elif isinstance(e, ClientFailed):
+            print(e, file=sys.stderr)
+        else:
+            traceback.print_exception(e)
+        abort(2 if isinstance(e, UserError) else 1)
 
 
 def abort(status: int) -> NoReturn:
@@ -240,10 +267,8 @@ class MpiLink(Link):
             raise ClientFailed(rank, text)
         self._serving.discard(rank)
 
-    def close(self, failed: bool = False) -> None:
+    def close(self) -> None:
         """Tell every host to stop, take in what is still on its way, and let go."""
-        if failed:
-            return
         stops = [self._sender.send(rank, STOP, 0, 0, ()) for rank in range(1, self._ranks)]
         while self._serving:
             self._arrivals()
@@ -266,10 +291,8 @@ class Host:
     ) -> None:
         from mpi4py import MPI
 
-        from fbompi.links.link import SERVICE
-
         self._comm, self._workers, self._shapes = comm, workers, shapes
-        self._functions = list({**SERVICE, **functions}.values())
+        self._functions = list(all_tasks(functions).values())
         self._size = size = buffer_size(shapes, self._functions)
         self._byte, self._status = MPI.BYTE, MPI.Status()
         self._sender = Sender(comm, size)

@@ -86,9 +86,9 @@ class HyperCleaning:
         """Positions in the training, validation and test samples of every client."""
         return list(
             zip(
-                partition(self.partition, self.labels[self.train], clients, self.seed),
-                partition(self.partition, self.labels[self.validation], clients, self.seed + 1),
-                partition("iid", self.labels[self.test], clients, self.seed + 2),
+                partition(self.partition, self.labels[self.train], clients, self.seed, "training"),
+                partition(self.partition, self.labels[self.validation], clients, self.seed, "validation"),
+                partition("iid", self.labels[self.test], clients, self.seed, "test"),
                 strict=True,
             )
         )

@@ -2,13 +2,13 @@
 
     g_i(x, y) = ½ yᵀA_i y − yᵀ(B_i x + c_i)            f_i(x, y) = ½‖y − t_i‖² + ½ρ‖x − s_i‖²
 
-Every A_i has eigenvalues spread evenly in logarithm over [1/κ, 1]; its eigenvectors, B_i and c_i move away from a
-common value by `heterogeneity`. With bars for client averages,
+Every A_i has eigenvalues spread evenly in logarithm over [1/κ, 1]; its eigenvectors, B_i, c_i, t_i and s_i move away
+from a common value by `heterogeneity`. With bars for client averages,
 
     y*(x) = Ā⁻¹(B̄x + c̄),     ∇Φ(x) = ρ(x − s̄) + B̄ᵀĀ⁻¹(y*(x) − t̄),     x* solves a linear system.
 
-Sample j of a client scales (A_i, B_i) by 1 + `noise`·u_j and shifts c_i and t_i, with means over the shard
-exactly zero: batches are noisy, whole shards are not.
+Sample j of a client scales (A_i, B_i) by 1 + ½·min(`noise`, 1)·u_j, |u_j| ≤ 2, and shifts c_i and t_i by `noise` times
+normal numbers, with means over the shard exactly zero: batches are noisy, whole shards are not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Annotated
 
 import numpy as np
 
-from fbompi.config import AtLeast
+from fbompi.config import Above, AtLeast
 from fbompi.messages import Array
 from fbompi.randomness import stream
 
@@ -56,7 +56,7 @@ class Quadratic:
         heterogeneity: Annotated[float, "how far clients are apart; 0: all alike", AtLeast(0)] = 1.0,
         samples: Annotated[int, "samples per client", AtLeast(1)] = 32,
         noise: Annotated[float, "how far the samples of a client are apart", AtLeast(0)] = 0.0,
-        curvature: Annotated[float, "ρ, the strong convexity of f in x", AtLeast(0)] = 0.1,
+        curvature: Annotated[float, "ρ, the strong convexity of f in x", Above(0)] = 0.1,
         seed: Annotated[int, "seed of the matrices", AtLeast(0)] = 0,
     ) -> None:
         self.dim_x, self.dim_y, self.condition, self.heterogeneity = dim_x, dim_y, condition, heterogeneity
