@@ -145,6 +145,8 @@ class RunFile:
             meaning="one row per answer that arrived, in order of arrival",
             age="rounds of communication between the task and its answer: arrived_round - sent_round",
             time_sent="seconds", time_arrived="seconds", compute="seconds the client computed",
+            step="an asynchronous method's own count of steps of this kind when the task was sent: what the delays ρ "
+            "and τ of AFBO are counted in; 0 for synchronous methods",
             bytes="task and answer together, headers included",
             gradients="samples on which gradients were evaluated (likewise hvps, crosses)",
         )  # fmt: skip

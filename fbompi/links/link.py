@@ -6,6 +6,7 @@ certain kind adds only how a task leaves (`_deliver`) and how answers come in (`
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ EVENT = np.dtype(
     [
         ("client", "<i4"), ("kind", "<u1"), ("task", "<i8"), ("sent_round", "<i8"), ("arrived_round", "<i8"),
         ("age", "<i8"), ("local_steps", "<i4"), ("bytes", "<i8"), ("time_sent", "<f8"), ("time_arrived", "<f8"),
-        ("compute", "<f8"), ("gradients", "<i8"), ("hvps", "<i8"), ("crosses", "<i8"),
+        ("compute", "<f8"), ("step", "<i8"), ("gradients", "<i8"), ("hvps", "<i8"), ("crosses", "<i8"),
     ]
 )  # fmt: skip
 
@@ -65,7 +66,7 @@ class Evaluation:
     missing: int
 
 
-class Link:
+class Link(ABC):
     """The server's side of a link.
 
     Parameters
@@ -112,9 +113,9 @@ class Link:
     # What a method uses
 
     @property
+    @abstractmethod
     def now(self) -> float:
         """Seconds since the run began."""
-        raise NotImplementedError
 
     def send(self, clients: Iterable[int], kind: str, *arrays: Array, stamp: int = 0) -> None:
         """Hand a task to each of these clients; `arrays` must not be changed in place afterwards."""
@@ -174,6 +175,7 @@ class Link:
             for update in self._arrivals():
                 self._log(update)
 
+    @abstractmethod
     def close(self) -> None:
         """Let the clients go."""
 
@@ -207,19 +209,21 @@ class Link:
         self.events.append(
             (
                 task.client, route.code, task.number, task.round, arrived, arrived - task.round, task.local_steps,
-                route.moved, task.time_sent, update.time, update.compute, *update.calls,
+                route.moved, task.time_sent, update.time, update.compute, task.stamp,
+                *update.calls,
             )
         )  # fmt: skip
         return True
 
     # What a link of a certain kind adds
 
+    @abstractmethod
     def _deliver(self, task: Task) -> None:
-        raise NotImplementedError
+        """Let a task go."""
 
+    @abstractmethod
     def _arrivals(self) -> Sequence[Update]:
         """At least one answer, waiting for it if need be."""
-        raise NotImplementedError
 
     def _times(self, client: int, index: int, steps: int) -> tuple[float, float]:
         """Seconds of communication and of computing that the delay model gives a task."""

@@ -39,6 +39,9 @@ class VirtualLink(Link):
         self._clock = 0.0
         self._free[:] = 0.0
 
+    def close(self) -> None:
+        """The clients live and end with this process."""
+
     def _deliver(self, task: Task) -> None:
         if task.kind == "evaluate":
             self._instant.append(task)
