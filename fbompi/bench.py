@@ -66,17 +66,14 @@ def _link_figures(comm: Any, numbers: int, updates: int, per_rank: int) -> dict[
 
 
 def _updates_per_second(link: mpi.MpiLink, numbers: int, updates: int) -> float:
-    """A server that steps on every answer as it comes, and answers its client at once."""
-    y = np.ones(numbers)
+    """A server that takes every answer as its new y and hands that out at once: all that is left is the link."""
     begin, done = time.perf_counter(), 0
-    link.send(range(link.clients), "echo", y)
+    link.send(range(link.clients), "echo", np.ones(numbers))
     while done < updates:
         for update in link.take():
-            (step,) = update.arrays
-            step *= 1e-3
-            y = y - step
+            (y,) = update.arrays
             link.end_round()
-            link.send([update.client], "echo", y)
+            link.send((update.client,), "echo", y)
             done += 1
         link.events.clear()
     rate = done / (time.perf_counter() - begin)

@@ -209,8 +209,8 @@ def bench() -> None:
 def link(ranks: int, numbers: int, updates: int, per_rank: int, as_json: bool) -> None:
     """Server updates per second through the mpi link, beside a bare echo of the same messages.
 
-    The echo keeps one message per rank under way and does nothing else; the link serves clients whose work is
-    trivial, and the server takes a step on every answer.
+    The echo keeps one message per rank under way and does nothing else. Through the link, clients send back what
+    they get, and the server takes each answer as its new iterate: all that a link does, and no arithmetic.
 
     \b
     fbompi bench link -n 4

@@ -167,6 +167,13 @@ def unpack(buffer: Array, size: int) -> tuple[Header, Array]:
     return header, buffer[HEADER_WORDS : size // 8]
 
 
+def read_only(array: Array) -> Array:
+    """A view that an oracle cannot change by accident: on the virtual link it would be the server's own array."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 def split(payload: Array, layout: Layout) -> tuple[Array, ...]:
     """The arrays of a payload, as views."""
     if payload.size != layout.numbers:

@@ -115,9 +115,9 @@ class Slips(Quadratic):
 )
 def test_a_slip_in_an_oracle_is_told_and_not_averaged(slip: str, says: str) -> None:
     d = quadratic()
-    client = Client(Oracles(Slips(slip), d.parts.problem.shard(0, 18)), 0, 0, 0)
+    d.link._workers[0] = Client(Oracles(Slips(slip), d.parts.problem.shard(0, 18)), 0, 0, 0)
     with pytest.raises(ValueError, match=says):
-        client.answer(d.link.functions["lower"], 0, 1, (d.state.x, d.state.y, d.method.local_step))
+        play(d, 1)
 
 
 def test_looking_at_a_run_does_not_change_it(run_file) -> None:

@@ -33,6 +33,7 @@ from fbompi.messages import (
     Update,
     empty_buffer,
     pack,
+    read_only,
     split,
     unpack,
 )
@@ -46,6 +47,7 @@ RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID"
 TAG = 1
 FAILED, GOODBYE, STOP = 1 << 16, (1 << 16) + 1, (1 << 16) + 2  # kinds of messages that are not tasks
 FAILURE_BYTES = 1 << 16
+NO_TIMES = (0.0, 0.0)
 PATIENCE = 10.0  # seconds that a failing host leaves the server to close the run file
 
 
@@ -233,7 +235,7 @@ class MpiLink(Link):
 
     def _times(self, client: int, index: int, steps: int) -> tuple[float, float]:
         """The real machine decides; the model only where delays are injected."""
-        return super()._times(client, index, steps) if self._inject else (0.0, 0.0)
+        return super()._times(client, index, steps) if self._inject else NO_TIMES
 
     def _deliver(self, task: Task) -> None:
         client = task.client
@@ -361,7 +363,7 @@ class Host:
         begin = time.perf_counter()
         worker, function = self._workers[client], self._functions[kind]
         layout = self._shapes.layout(function.takes, client)
-        answer = worker.answer(function, number, steps, split(payload, layout))
+        answer = worker.answer(function, number, steps, split(read_only(payload), layout))
         now = time.perf_counter()
         reply = 0, kind, client, number, answer, steps, 0.0, now - begin, worker.calls
         if delay > 0:

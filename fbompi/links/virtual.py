@@ -14,7 +14,7 @@ import numpy as np
 
 from fbompi.client import Client
 from fbompi.links.link import Link
-from fbompi.messages import Task, Update
+from fbompi.messages import Task, Update, read_only
 
 
 class VirtualLink(Link):
@@ -64,6 +64,6 @@ class VirtualLink(Link):
 
     def _answer(self, task: Task) -> Update:
         worker = self._workers[task.client]
-        local = self._local_arrays(task, self._routes[task.kind][task.client])
+        local = [read_only(array) for array in self._local_arrays(task, self._routes[task.kind][task.client])]
         arrays = worker.answer(self.functions[task.kind], task.number, task.local_steps, local)
         return Update(task, arrays, worker.calls, task.compute, self._clock)
