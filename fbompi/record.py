@@ -73,7 +73,9 @@ class Destination:
             if not path.parent.is_dir():
                 raise UserError(f'run.out = "{out}": there is no directory {path.parent}')
             if not os.access(path.parent, os.W_OK | os.X_OK):
-                raise UserError(f'run.out = "{path}": no permission to write in {path.parent.resolve()}')
+                raise UserError(
+                    f'run.out = "{path}": cannot be written: no permission to write in {path.parent.resolve()}'
+                )
         except (OSError, ValueError) as e:
             raise UserError(f'run.out = "{out}": cannot be written: {getattr(e, "strerror", None) or e}') from None
         return cls(path, "" if out else stem, overwrite)

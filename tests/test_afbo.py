@@ -9,7 +9,10 @@ import pytest
 from conftest import needs_mpi, options, trajectory
 from federation import federation, play
 
+from fbompi.problems.quadratic import Quadratic
+
 M = 18
+STEP = 1 / Quadratic().upper_smoothness(M)  # on x: the longest that is stable without delay and drift
 
 
 def driver(rounds: int = 300, **tables):
@@ -96,7 +99,7 @@ STRAGGLERS = {"model": "lognormal", "sigma": 1.0, "stragglers": 5, "factor": 5.0
 
 def course(quorum: int, seed: int, rounds: int, **algorithm) -> tuple[float | None, float, list[float]]:
     """Virtual time to a relative error of 0.3, the largest error after it, and the whole course."""
-    settings = {"quorum": quorum, "inner_rounds": 20, "terms": 20, "step_x": 1 / 71.0, **algorithm}
+    settings = {"quorum": quorum, "inner_rounds": 20, "terms": 20, "step_x": STEP, **algorithm}
     d = driver(delays=STRAGGLERS, algorithm=settings, run={"seed": seed})
     hit, errors = None, []
     for _ in range(rounds):
@@ -173,9 +176,7 @@ def test_aligned_updates_of_unequal_length_have_a_small_bias_and_one_step_has_no
     """Heterogeneous local steps leave an error of the order of (local step × E); one local step leaves none."""
     errors = {}
     for steps, local_step in ((1, "auto"), ([1, 5], 0.2), ([1, 5], 0.05)):
-        d = driver(
-            clients={"local_steps": steps}, algorithm={"quorum": 0, "step_x": 1 / 71.0, "local_step": local_step}
-        )
+        d = driver(clients={"local_steps": steps}, algorithm={"quorum": 0, "step_x": STEP, "local_step": local_step})
         play(d, 150)
         errors[str(steps), local_step] = d.parts.problem.exact(d.state.x, d.state.y, M)["x_error"]
     exact, coarse, fine = errors.values()

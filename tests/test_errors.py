@@ -141,7 +141,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "a run file below a file": (["--out", "taken.h5/run.h5"], ["run.out", "taken.h5/run.h5", "no directory"]),
     "a run file with an endless name": (["--out", 300 * "a"], ["run.out", "aaa", "name too long"]),
     "a run file with a zero in its name": (["-o", r'run.out="a\u0000b"'], ["run.out"]),
-    "a directory that takes no files": (["--out", "/proc/run.h5"], ["run.out", "/proc/run.h5", "writ"]),
+    "a directory that takes no files": (["--out", "/proc/run.h5"], ["run.out", "/proc/run.h5", "cannot be written"]),
     "a quorum that cannot meet": (["-o", "algorithm.quorum=50"], ["algorithm.quorum", "50", "18 clients"]),
     "a quorum of a file that cannot meet": (["quorum.toml"], ["quorum.toml", "algorithm.quorum", "50"]),
     "a bad start of what was to be replaced": (["--out", "taken.h5", "--overwrite", "quorum.toml"], ["quorum = 50"]),
