@@ -221,7 +221,7 @@ def link(ranks: int, numbers: int, updates: int, per_rank: int, as_json: bool) -
         from fbompi.launch import launch
 
         launch(ranks, _without_ranks(sys.argv[1:]), quiet=as_json)
-    from fbompi.bench import link_figures, link_page
+    from fbompi.bench.link import link_figures, link_page
 
     figures = link_figures(numbers, updates, per_rank)
     if figures is not None:

@@ -1,4 +1,4 @@
-"""Measurements as ratios: what is ours and what it is compared with, in turn, in one run."""
+"""What the link costs beside a bare echo over MPI."""
 
 from __future__ import annotations
 

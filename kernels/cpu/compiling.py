@@ -1,0 +1,147 @@
+"""Compiling a kernel once per kind of CPU, and loading it ever after.
+
+Numba's own cache mixes signatures up when several processes write it at once. Here every (kernel, signature, CPU,
+versions, sources) has a directory of its own, which one process fills under a lock and then moves into place: a
+directory that is there is complete, and never written again. The others wait on the lock, without using the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+import numba
+import numpy as np
+from numba.core import config as numba_config
+
+# Called with the kernel's name before it is compiled; not called when it is loaded.
+before_compiling: list[Callable[[str], None]] = []
+
+
+class Kernel:
+    """A function compiled for element types on first use: `kernel[np.uint8, np.float64](...)`."""
+
+    def __init__(self, function: Callable, signature: Callable, sources: str = "", **options: Any) -> None:
+        self.function, self.signature, self.sources = function, signature, sources
+        self.options = {"error_model": "numpy", "nogil": True, **options}
+        self.__doc__, self.__name__ = function.__doc__, function.__name__
+        self.compiled: dict[Any, Callable] = {}
+
+    def __getitem__(self, dtypes: Any) -> Callable:
+        found = self.compiled.get(dtypes)
+        if found is None:
+            types = dtypes if isinstance(dtypes, tuple) else (dtypes,)
+            numba_types = (numba.from_dtype(np.dtype(kind)) for kind in types)
+            found = self.compiled[dtypes] = self._load(self.signature(*numba_types))
+        return found
+
+    def _load(self, signature: Any) -> Callable:
+        directory = cache_directory()
+        if directory is None:
+            self._announce()
+            return _compile(self.function, signature, self.options, None)
+        place = directory / self._key(signature)
+        if place.exists():
+            try:
+                return _compile(self.function, signature, self.options, place)
+            except Exception:  # damaged after it was written: whatever that raises, compiling again is the answer
+                with _locked(directory):
+                    shutil.rmtree(place, ignore_errors=True)
+        with _locked(directory):
+            if not place.exists():
+                self._announce()
+                scratch = Path(tempfile.mkdtemp(dir=directory, prefix="compiling-"))
+                try:
+                    result = _compile(self.function, signature, self.options, scratch)
+                    scratch.rename(place)
+                except OSError:  # a full disk: the kernel is used all the same, and compiled again next time
+                    return _compile(self.function, signature, self.options, None)
+                finally:
+                    shutil.rmtree(scratch, ignore_errors=True)
+                return result
+        return self._load(signature)
+
+    def _key(self, signature: Any) -> str:
+        parts = (self.__name__, str(signature), str(sorted(self.options.items())), _environment(), self.sources)
+        return f"{self.__name__}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}"
+
+    def _announce(self) -> None:
+        for tell in before_compiling:
+            tell(self.__name__)
+
+
+def kernel(signature: Callable, **options: Any) -> Callable[[Callable], Kernel]:
+    """Decorator: `signature` makes Numba's signature out of the element types the kernel is asked for."""
+    return lambda function: Kernel(function, signature, **options)
+
+
+def cpu() -> tuple[str, str]:
+    """Name and features of the CPU that code is compiled for."""
+    name = numba_config.CPU_NAME or llvm.get_host_cpu_name()
+    features = numba_config.CPU_FEATURES
+    return name, llvm.get_host_cpu_features().flatten() if features is None else features
+
+
+@lru_cache(maxsize=1)
+def cache_directory() -> Path | None:
+    """Where compiled kernels are kept: FBOMPI_CACHE, or the user's cache, or else a private place on this node."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    user = os.environ.get("FBOMPI_CACHE") or os.path.join(home, "fbompi")
+    node = os.path.join(tempfile.gettempdir(), f"fbompi-{os.getuid()}")
+    for place in (Path(user) / "kernels", Path(node) / "kernels"):
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            owner = place.stat()
+            # Compiled code is executed: a directory that others can write to is no place for it.
+            if owner.st_uid == os.getuid() and not owner.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                with _locked(place):
+                    return place
+        except OSError:  # read-only, full, or a file system without locks
+            continue
+    return None
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    with open(directory / "lock", "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released by the kernel when the holder dies
+        yield
+
+
+def _compile(function: Callable, signature: Any, options: dict, cache: Path | None) -> Callable:
+    """Numba's compiled function, taken from or put into `cache`."""
+    dispatcher = numba.njit(**options)(function)
+    if cache is not None:
+        before = numba_config.CACHE_DIR
+        numba_config.CACHE_DIR = str(cache)
+        try:
+            dispatcher.enable_caching()
+        finally:
+            numba_config.CACHE_DIR = before
+    dispatcher.compile(signature)
+    dispatcher.disable_compile()
+    return dispatcher
+
+
+@lru_cache(maxsize=1)
+def _environment() -> str:
+    """Everything besides the kernel itself that its machine code depends on."""
+    here = Path(__file__).parent
+    sources = hashlib.sha256()
+    for file in sorted(here.glob("*.py")):
+        # Numba keeps the time of the source beside the code and takes no other for its own.
+        sources.update(f"{file} {file.stat().st_mtime_ns}\n".encode())
+        sources.update(file.read_bytes())
+    python = ".".join(map(str, os.sys.version_info[:3]))  # type: ignore[attr-defined]
+    return repr((cpu(), numba.__version__, llvmlite.__version__, python, np.__version__, sources.hexdigest()))
