@@ -1,0 +1,320 @@
+"""One pass over the rows of a softmax or logistic regression, in blocks that stay in the cache.
+
+For each block of rows: the scores X Yᵀ (or X Vᵀ), what happens to each row, and Xᵀ times the result. A block is read
+from memory once; while it is multiplied the second time, the next one is being fetched.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from fbompi.kernels.cpu.compiling import kernel
+from fbompi.kernels.cpu.exponential import exponentials
+from fbompi.kernels.cpu.tiles import convert, dots, group_size, outer
+
+Array = np.ndarray
+
+# What a pass computes, row by row.
+FORWARD, RESIDUAL, JACOBIAN, ALONG = range(4)
+
+BLOCK_BYTES = 110_000  # a fifth of a second-level cache of 512 kB: block, next block, model and gradient fit
+MANY_COLUMNS = 64  # from here on the model does not fit beside the block, and is read again for each
+MANY_BYTES = 400_000
+CHUNK_ROWS = 2048  # rows summed in the working precision; longer sums are of these, in float64
+MOST_CHUNKS = 64
+FEATURE_BLOCK_BYTES = 3200  # of a row: five columns of it and two rows stay in the first-level cache
+
+_njit = numba.njit(error_model="numpy", fastmath={"contract"})
+
+
+def _rows_of(X, converted):
+    """The array that the tiles read: the features themselves, or their converted block."""
+
+
+@overload(_rows_of)
+def _choose_rows(X, converted):
+    if X.dtype == converted.dtype:
+        return lambda X, converted: X
+    return lambda X, converted: converted
+
+
+def _signature(feature: Any, real: Any) -> Any:
+    ints, flags = types.intp, types.boolean
+    return types.void(
+        ints, feature[:, :], types.int64[::1], types.int64[::1], flags, flags, real, real,
+        real[:, ::1], ints, ints, real[:, ::1], real[:, :, ::1], flags, types.float64[:, ::1],
+        real[:, :, ::1], ints, ints, ints, ints,
+    )  # fmt: skip
+
+
+@kernel(_signature)
+def regression_pass(
+    mode, X, index, labels, logistic, bias, scale, shift,
+    V, copies, n, weights, P, keep, out, sums, chunk, first_chunk, last_chunk, block,
+):  # fmt: skip
+    """Chunks first_chunk…last_chunk−1 of a pass; `V` holds the columns of all copies below one another."""
+    d = X.shape[1]
+    columns = V.shape[0]
+    outputs = columns // copies
+    block = min(block, max(n, 1))
+    work = np.empty((block + 1, columns), V.dtype)
+    offsets, next_offsets = np.empty(block + 1, np.int64), np.empty(block + 1, np.int64)
+    converting = X.itemsize != V.itemsize  # a type of the same size is the same type
+    converted = np.empty((block + 1 if converting else 1, d), V.dtype)
+    rows_of = _rows_of(X, converted)
+    feature_block = max(FEATURE_BLOCK_BYTES // V.itemsize, 1)
+    for number in range(first_chunk, last_chunk):
+        begin, end = number * chunk, min((number + 1) * chunk, n)
+        if mode == RESIDUAL or mode == JACOBIAN:
+            sums[number] = 0
+        for at in range(begin, end, block):
+            rows = min(block, end - at)
+            _place(offsets, X, index, at, rows, n)
+            _place(next_offsets, X, index, at + block, rows, n)
+            if converting:
+                for i in range(rows):
+                    convert(X, offsets[i], scale, shift, converted, i, d)
+                    offsets[i] = i * converted.strides[0]
+                offsets[rows] = offsets[rows - 1]
+            _scores(rows_of, offsets, rows, V, d, feature_block, work)
+            if bias:
+                for i in range(rows):
+                    for j in range(columns):
+                        work[i, j] += V[j, d]
+            if mode == FORWARD or mode == RESIDUAL:
+                if logistic:
+                    _logistic_rows(work, at, rows, index, labels, weights, P, keep, out, mode == RESIDUAL)
+                else:
+                    _softmax_rows(work, at, rows, outputs, index, labels, weights, P, keep, out, mode == RESIDUAL)
+            elif mode == JACOBIAN:
+                _jacobian_rows(work, at, rows, outputs, logistic, weights, P)
+            else:
+                _along_rows(work, at, rows, outputs, logistic, index, labels, P, out)
+            if mode == RESIDUAL or mode == JACOBIAN:
+                G = sums[number]
+                j = 0
+                while j < columns:
+                    group = group_size(columns - j)
+                    outer(group, rows_of, offsets, rows, work, j, d, G, X, next_offsets)
+                    j += group
+                if bias:
+                    for i in range(rows):
+                        for j in range(columns):
+                            G[j, d] += work[i, j]
+
+
+@_njit
+def _place(offsets, X, index, at, rows, n):
+    """Byte offsets of `rows` rows from position `at`; past the end, and once more behind, the last row again."""
+    for i in range(rows + 1):
+        position = min(at + min(i, rows - 1), n - 1)
+        offsets[i] = (position if index.size == 0 else index[position]) * X.strides[0]
+
+
+@_njit
+def _scores(X, offsets, rows, V, d, feature_block, work):
+    """work = X Vᵀ for a block; a part of the features at a time, while the columns' part stays close."""
+    columns = V.shape[0]
+    if d == 0:
+        work[:] = 0
+    for begin in range(0, d, feature_block):
+        end = min(begin + feature_block, d)
+        j = 0
+        while j < columns:
+            group = group_size(columns - j)
+            for i in range(0, rows, 2):
+                dots(group, X, offsets, i, V, j, begin, end, work, begin == 0)
+            j += group
+
+
+@_njit
+def _softmax_rows(work, at, rows, outputs, index, labels, weights, P, keep, out, residual):
+    """Scores to probabilities p and losses; then, for gradients, to w (p − onehot)."""
+    copies = work.shape[1] // outputs
+    for i in range(rows):
+        label = labels[at + i if index.size == 0 else index[at + i]]
+        for q in range(copies):
+            row = work[i, q * outputs : (q + 1) * outputs]
+            top = row[0]
+            for c in range(1, outputs):
+                top = row[c] if row[c] > top else top
+            out[q, at + i] = -(row[label] - top)
+            for c in range(outputs):
+                row[c] -= top
+    exponentials(work.reshape(-1), rows * work.shape[1])
+    for i in range(rows):
+        label = labels[at + i if index.size == 0 else index[at + i]]
+        for q in range(copies):
+            row = work[i, q * outputs : (q + 1) * outputs]
+            total = row[0]
+            for c in range(1, outputs):
+                total += row[c]
+            out[q, at + i] += np.log(total)
+            share = np.reciprocal(total)
+            for c in range(outputs):
+                row[c] *= share
+            if keep:
+                P[q, at + i] = row
+            if residual:
+                w = weights[q if weights.shape[0] > 1 else 0, at + i]
+                row[label] -= work.dtype.type(1)
+                for c in range(outputs):
+                    row[c] *= w
+
+
+@_njit
+def _logistic_rows(work, at, rows, index, labels, weights, P, keep, out, residual):
+    """The same for one score per copy and labels 0 or 1: p = 1/(1 + exp(−s))."""
+    one = work.dtype.type(1)
+    copies = work.shape[1]
+    scores = work[:rows].copy()
+    for i in range(rows):
+        for q in range(copies):
+            work[i, q] = -abs(work[i, q])
+    exponentials(work.reshape(-1), rows * copies)
+    for i in range(rows):
+        label = labels[at + i if index.size == 0 else index[at + i]]
+        for q in range(copies):
+            s, small = scores[i, q], work[i, q]
+            p = one / (one + small)
+            p = p if s >= 0 else small * p
+            out[q, at + i] = np.log1p(small) + (max(s, 0) if s == s else s) - label * s
+            if keep:
+                P[q, at + i, 0] = p
+            work[i, q] = p
+            if residual:
+                w = weights[q if weights.shape[0] > 1 else 0, at + i]
+                work[i, q] = w * (p - work.dtype.type(label))
+
+
+@_njit
+def _jacobian_rows(work, at, rows, outputs, logistic, weights, P):
+    """u = X Vᵀ to w (diag(p) − p pᵀ) u; for logistic regression to w p (1 − p) u."""
+    copies = work.shape[1] // outputs
+    for i in range(rows):
+        p, w = P[0, at + i], weights[0, at + i]
+        for q in range(copies):
+            row = work[i, q * outputs : (q + 1) * outputs]
+            if logistic:
+                row[0] *= w * p[0] * (work.dtype.type(1) - p[0])
+            else:
+                mean = p[0] * row[0]
+                for c in range(1, outputs):
+                    mean += p[c] * row[c]
+                for c in range(outputs):
+                    row[c] = w * p[c] * (row[c] - mean)
+
+
+@_njit
+def _along_rows(work, at, rows, outputs, logistic, index, labels, P, out):
+    """⟨p − onehot, u⟩ of every row: the derivative of its loss along V."""
+    copies = work.shape[1] // outputs
+    for i in range(rows):
+        label = labels[at + i if index.size == 0 else index[at + i]]
+        p = P[0, at + i]
+        for q in range(copies):
+            row = work[i, q * outputs : (q + 1) * outputs]
+            if logistic:
+                out[q, at + i] = (p[0] - label) * row[0]
+            else:
+                total = -np.float64(row[label])
+                for c in range(outputs):
+                    total += p[c] * row[c]
+                out[q, at + i] = total
+
+
+@kernel(lambda real: types.void(real[:, :, ::1], types.float64[:, :, ::1]))
+def add_chunks(sums, total):
+    """total = Σ of the chunks' sums, in order, in float64."""
+    flat, parts = total.reshape(-1), sums.reshape(sums.shape[0], -1)
+    for k in range(flat.size):
+        flat[k] = parts[0, k]
+    for number in range(1, parts.shape[0]):
+        for k in range(flat.size):
+            flat[k] += parts[number, k]
+
+
+# The engine: the four functions that `fbompi.kernels.regression` asks of a backend (the other is kernels/cuda).
+
+
+def forward(data: Any, batch: Array | None, Y: Array) -> tuple[Array, Array]:
+    """Probabilities (n × outputs) and losses (n) at Y."""
+    n = data.count(batch)
+    P, losses = np.empty((1, n, data.outputs), data.real), np.empty((1, n))
+    _pass(data, FORWARD, batch, Y[None], data.no_weights, P, True, losses)
+    return P[0], losses[0]
+
+
+def residual_pass(data: Any, batch: Array | None, Y: Array, weights: Array, keep: bool) -> tuple[Any, Array, Array]:
+    """Probabilities (if kept), losses and gradients of Σ w_j·loss_j at each of the copies Y[q]; no ridge."""
+    n, copies = data.count(batch), len(Y)
+    P = np.empty((copies, n, data.outputs) if keep else (1, 1, 1), data.real)
+    losses = np.empty((copies, n))
+    G = _pass(data, RESIDUAL, batch, Y, weights, P, keep, losses)
+    return P if keep else None, losses, G
+
+
+def jacobian_pass(data: Any, batch: Array | None, P: Array, weights: Array, V: Array) -> Array:
+    """The Hessian of Σ w_j·loss_j times each of the V[q]; no ridge."""
+    return _pass(data, JACOBIAN, batch, V, weights[None], P[None], False, _NOTHING)
+
+
+def along(data: Any, batch: Array | None, P: Array, V: Array) -> Array:
+    """⟨∇_Y loss_j, V[q]⟩, copies × n."""
+    out = np.empty((len(V), data.count(batch)))
+    _pass(data, ALONG, batch, V, data.no_weights, P[None], False, out)
+    return out
+
+
+_NOTHING = np.empty((1, 1))
+
+
+def _pass(data: Any, mode: int, batch: Any, V: Array, weights: Array, P: Array, keep: bool, out: Array) -> Array:
+    n, real = data.count(batch), data.real
+    copies, outputs, width = V.shape
+    columns = copies * outputs
+    block = _block_rows(data.X.shape[1], real.itemsize, columns)
+    chunk = max(CHUNK_ROWS, -(-n // MOST_CHUNKS // block) * block)
+    chunks = max(-(-n // chunk), 1)
+    summing = mode in (RESIDUAL, JACOBIAN)
+    sums = np.empty((chunks, columns, width) if summing else (1, 1, 1), real)
+    run = regression_pass[data.X.dtype, real]
+    arguments = (
+        mode, data.X, data.everything if batch is None else batch, data.labels, data.logistic, data.bias,
+        data.scale, data.shift, V.reshape(columns, width), copies, n, weights, P, keep, out, sums, chunk,
+    )  # fmt: skip
+    if data.threads == 1 or chunks == 1:
+        run(*arguments, 0, chunks, block)
+    else:
+        shares = [chunks * t // data.threads for t in range(data.threads + 1)]
+        jobs = [
+            _pool(data.threads).submit(run, *arguments, begin, end, block)
+            for begin, end in zip(shares, shares[1:], strict=False)
+        ]
+        for job in jobs:
+            job.result()
+    if not summing:
+        return _NOTHING
+    total = np.empty((copies, outputs, width))
+    add_chunks[real](sums, total.reshape(1, columns, width))
+    return total
+
+
+@lru_cache(maxsize=64)
+def _block_rows(features: int, itemsize: int, columns: int) -> int:
+    """The power of two of rows that fills the block's share of the cache."""
+    budget = MANY_BYTES if columns >= MANY_COLUMNS else BLOCK_BYTES
+    rows = budget // max(features * itemsize, 1)
+    return 1 << min(max(rows, 8), 256).bit_length() - 1
+
+
+@lru_cache(maxsize=1)
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, "fbompi-kernels")

@@ -1,0 +1,190 @@
+"""Weighted, ridge-regularised softmax and logistic regression: values, gradients and second-order products.
+
+    L(Y) = Σ_j w_j · loss(Y x_j, t_j) + ½ Σ ridge·Y²            Y: outputs × (features, and one more with a bias)
+
+softmax: outputs ≥ 1 classes, t_j a class;  logistic: outputs = 1, t_j ∈ {0, 1}.
+
+A `Regression` is the data of one shard; `at(Y)` makes a `Point`, which keeps the probabilities there. Every product at
+a point is one pass over the features: N Neumann terms read them N times and compute no exponential. Features may be
+float64, float32 or uint8 (taken as scale·byte + shift, converted in the cache: the shard stays as small as it is), and
+a batch is an array of row numbers: rows are never copied out.
+
+NumPy arrays are worked on by Numba, CuPy arrays by CUDA (`kernels/cuda`), with the same results to rounding.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+Array = Any  # NumPy's or CuPy's
+Weights = Any  # one per sample of the batch, or None: each 1/n
+
+
+class Regression:
+    """The samples of one shard."""
+
+    def __init__(
+        self,
+        X: Array,
+        labels: Array,
+        outputs: int,
+        *,
+        loss: Literal["softmax", "logistic"] = "softmax",
+        bias: bool = False,
+        scale: float = 1.0,
+        shift: float = 0.0,
+        dtype: Any = None,
+        threads: int = 1,
+        backend: Literal["cpu", "cuda"] | None = None,
+    ) -> None:
+        if X.ndim != 2 or X.dtype not in (np.float64, np.float32, np.uint8):
+            raise ValueError(f"X: expected a matrix of float64, float32 or uint8, got {X.ndim}-d {X.dtype}")
+        if loss == "logistic" and outputs != 1:
+            raise ValueError(f"outputs = {outputs}: logistic regression has one")
+        self.engine, self.xp, X = _engine(backend, X)
+        self.real = np.dtype(dtype or (np.float32 if X.dtype == np.float32 else np.float64))
+        if self.real not in (np.float64, np.float32) or (X.dtype == np.float64 and self.real == np.float32):
+            raise ValueError(f"dtype = {self.real}: expected float64, or float32 with features of at most that size")
+        if X.dtype != np.uint8 and (scale, shift) != (1.0, 0.0):
+            raise ValueError("scale and shift are for uint8 features; multiply others yourself")
+        # Rows may be any distance apart; within a row the kernels want neighbours.
+        self.X = X if X.shape[1] <= 1 or X.strides[1] == X.itemsize else self.xp.ascontiguousarray(X)
+        self.labels = self.xp.ascontiguousarray(labels, np.int64)
+        most = 2 if loss == "logistic" else outputs
+        if self.labels.shape != X.shape[:1]:
+            raise ValueError(f"labels: expected {len(X)}, one per row of X, got shape {self.labels.shape}")
+        if len(labels) and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < most:
+            raise ValueError(f"labels: expected 0 to {most - 1}, got {int(labels.min())} to {int(labels.max())}")
+        self.outputs, self.logistic, self.bias = outputs, loss == "logistic", bias
+        self.scale, self.shift, self.threads = self.real.type(scale), self.real.type(shift), threads
+        self.shape = (outputs, X.shape[1] + bias)
+        self.everything = self.xp.empty(0, np.int64)
+        self.no_weights = self.xp.empty((1, 1), self.real)
+
+    def at(self, Y: Array, batch: Array | None = None) -> Point:
+        """The point Y (flat or outputs × width), for the whole shard or the rows of a batch."""
+        return Point(self, self.real_model(Y), self.rows(batch))
+
+    def count(self, batch: Array | None) -> int:
+        return len(self.X) if batch is None else len(batch)
+
+    def rows(self, batch: Array | None) -> Array | None:
+        """A batch as the kernels take it; row numbers are checked, because the kernels do not."""
+        if batch is None:
+            return None
+        batch = self.xp.ascontiguousarray(batch, np.int64)
+        if len(batch) == 0:
+            return batch
+        if int(batch.min()) < 0 or int(batch.max()) >= len(self.X):
+            raise ValueError(f"batch: expected row numbers 0 to {len(self.X) - 1}, got {batch.min()} to {batch.max()}")
+        return batch
+
+    def real_model(self, Y: Array) -> Array:
+        """A model, or several of them, in the working precision: (…, outputs, width)."""
+        Y = self.xp.ascontiguousarray(Y, self.real)
+        return Y if Y.shape[-2:] == self.shape else Y.reshape(*Y.shape[:-1], *self.shape)
+
+    def real_weights(self, weights: Weights, n: int) -> Array:
+        if weights is None:
+            return self.xp.full(n, 1 / max(n, 1), self.real)
+        weights = self.xp.ascontiguousarray(weights, self.real)
+        if weights.shape[-1:] != (n,):
+            raise ValueError(f"weights: expected {n}, one per sample, got shape {weights.shape}")
+        return weights
+
+    def gradients(self, Y: Array, weights: Array, batch: Array | None = None) -> Array:
+        """Gradients at many models Y[q] with weights[q] (or one set for all), in one pass; no ridge."""
+        Y, batch = self.real_model(Y), self.rows(batch)
+        weights = self.xp.atleast_2d(self.real_weights(weights, self.count(batch)))
+        return self.engine.residual_pass(self, batch, Y, weights, False)[2]
+
+
+class Point:
+    """A model on a batch, with its probabilities: computed when first needed, then kept."""
+
+    def __init__(self, data: Regression, Y: Array, batch: Array | None) -> None:
+        self.data, self.Y, self.batch = data, Y, batch
+        self.n = data.count(batch)
+
+    @cached_property
+    def _forward(self) -> tuple[Array, Array]:
+        return self.data.engine.forward(self.data, self.batch, self.Y)
+
+    @property
+    def probabilities(self) -> Array:
+        """n × outputs (of label 1, for logistic regression)."""
+        return self._forward[0]
+
+    @property
+    def losses(self) -> Array:
+        """The loss of every sample, without weights or ridge."""
+        return self._forward[1]
+
+    def value(self, weights: Weights = None, ridge: Any = 0.0) -> float:
+        w = self.data.real_weights(weights, self.n)
+        return float(w @ self.losses) + 0.5 * float((ridge * self.Y.astype(np.float64) ** 2).sum())
+
+    def gradient(self, weights: Weights = None, ridge: Any = 0.0) -> Array:
+        """∇L, outputs × width. The first one at a point is also its forward pass."""
+        data = self.data
+        w = data.real_weights(weights, self.n)
+        P, losses, G = data.engine.residual_pass(data, self.batch, self.Y[None], w[None], True)
+        self.__dict__.setdefault("_forward", (P[0], losses[0]))
+        return self._with_ridge(G[0], ridge, self.Y)
+
+    def hvp(self, V: Array, weights: Weights = None, ridge: Any = 0.0) -> Array:
+        """∇²L · V for one V (flat or outputs × width) or several of them (k × …), in one pass."""
+        data = self.data
+        shaped = data.real_model(V)
+        several = shaped.reshape(-1, *data.shape)
+        w = data.real_weights(weights, self.n)
+        G = data.engine.jacobian_pass(data, self.batch, self.probabilities, w, several)
+        return self._with_ridge(G.reshape(shaped.shape), ridge, shaped)
+
+    def along(self, V: Array) -> Array:
+        """⟨∇ loss_j, V⟩ of every sample: what the cross product with samples' weights needs."""
+        data = self.data
+        shaped = data.real_model(V)
+        result = data.engine.along(data, self.batch, self.probabilities, shaped.reshape(-1, *data.shape))
+        return result.reshape(*shaped.shape[:-2], self.n)
+
+    def neumann(self, b: Array, terms: int, smoothness: float, weights: Weights = None, ridge: Any = 0.0) -> Array:
+        """(1/ℓ) Σ_{u<terms} (I − H/ℓ)^u b ≈ H⁻¹ b."""
+        return self.fixed_point(None, b, 1 / smoothness, terms, weights, ridge)
+
+    def fixed_point(
+        self, v: Array | None, b: Array, step: float, steps: int = 1, weights: Weights = None, ridge: Any = 0.0
+    ) -> Array:
+        """`steps` times v ← v − step·(H v − b), from v (None: from 0, where the first step needs no product)."""
+        xp = self.data.xp
+        b = self._shaped64(b)
+        v = xp.zeros_like(b) if v is None else self._shaped64(v)
+        w = self.data.real_weights(weights, self.n)
+        for _ in range(steps):
+            v = v + step * b if not v.any() else v - step * (self.hvp(v, w, ridge) - b)
+        return v
+
+    def _shaped64(self, v: Array) -> Array:
+        v = self.data.xp.asarray(v, np.float64)
+        return v.reshape(self.data.real_model(v).shape)
+
+    def _with_ridge(self, G: Array, ridge: Any, V: Array) -> Array:
+        if np.isscalar(ridge) and ridge == 0.0:
+            return G
+        G += ridge * V
+        return G
+
+
+def _engine(backend: str | None, X: Array) -> tuple[Any, Any, Array]:
+    """The functions that compute, the array library that goes with them, and X where they can reach it."""
+    if backend == "cuda" or (backend is None and hasattr(X, "__cuda_array_interface__")):
+        from fbompi.kernels.cuda import regression as engine
+
+        xp = engine.array_library()
+        return engine, xp, xp.asarray(X)
+    from fbompi.kernels.cpu import regression
+
+    return regression, np, np.asarray(X)
