@@ -2,6 +2,9 @@
 
 For each block of rows: the scores X Yᵀ (or X Vᵀ), what happens to each row, and Xᵀ times the result. A block is read
 from memory once; while it is multiplied the second time, the next one is being fetched.
+
+Softmax does not change when a number is added to all scores of a row, and the columns of what comes back sum to zero.
+So scores are taken relative to the last class, whose column is left out of both multiplications.
 """
 
 from __future__ import annotations
@@ -13,11 +16,10 @@ from typing import Any
 import numba
 import numpy as np
 from numba import types
-from numba.extending import overload
 
 from fbompi.kernels.cpu.compiling import kernel
 from fbompi.kernels.cpu.exponential import exponentials
-from fbompi.kernels.cpu.tiles import convert, dots, group_size, outer
+from fbompi.kernels.cpu.tiles import dots, group_size, outer
 
 Array = np.ndarray
 
@@ -34,17 +36,6 @@ FEATURE_BLOCK_BYTES = 3200  # of a row: five columns of it and two rows stay in 
 _njit = numba.njit(error_model="numpy", fastmath={"contract"})
 
 
-def _rows_of(X, converted):
-    """The array that the tiles read: the features themselves, or their converted block."""
-
-
-@overload(_rows_of)
-def _choose_rows(X, converted):
-    if X.dtype == converted.dtype:
-        return lambda X, converted: X
-    return lambda X, converted: converted
-
-
 def _signature(feature: Any, real: Any) -> Any:
     ints, flags = types.intp, types.boolean
     return types.void(
@@ -59,35 +50,28 @@ def regression_pass(
     mode, X, index, labels, logistic, bias, scale, shift,
     V, copies, n, weights, P, keep, out, sums, chunk, first_chunk, last_chunk, block,
 ):  # fmt: skip
-    """Chunks first_chunk…last_chunk−1 of a pass; `V` holds the columns of all copies below one another."""
+    """Chunks first_chunk…last_chunk−1 of a pass; `V` holds the columns of all copies below one another.
+
+    With softmax the sums of the last class are left as they are: `add_chunks` makes them from the others.
+    """
     d = X.shape[1]
-    columns = V.shape[0]
-    outputs = columns // copies
+    outputs = V.shape[0] // copies
+    computed = outputs if logistic else outputs - 1
+    model, constants = _relative(V, d, outputs, logistic, bias, scale, shift)
+    affine = shift != 0 or scale != 1
     block = min(block, max(n, 1))
-    work = np.empty((block + 1, columns), V.dtype)
+    work = np.zeros((block + 1, V.shape[0]), V.dtype)
     offsets, next_offsets = np.empty(block + 1, np.int64), np.empty(block + 1, np.int64)
-    converting = X.itemsize != V.itemsize  # a type of the same size is the same type
-    converted = np.empty((block + 1 if converting else 1, d), V.dtype)
-    rows_of = _rows_of(X, converted)
-    feature_block = max(FEATURE_BLOCK_BYTES // V.itemsize, 1)
     for number in range(first_chunk, last_chunk):
         begin, end = number * chunk, min((number + 1) * chunk, n)
-        if mode == RESIDUAL or mode == JACOBIAN:
-            sums[number] = 0
+        G = sums[number if mode == RESIDUAL or mode == JACOBIAN else 0]
+        G[:] = 0
+        totals = np.zeros(V.shape[0], V.dtype)
         for at in range(begin, end, block):
             rows = min(block, end - at)
             _place(offsets, X, index, at, rows, n)
             _place(next_offsets, X, index, at + block, rows, n)
-            if converting:
-                for i in range(rows):
-                    convert(X, offsets[i], scale, shift, converted, i, d)
-                    offsets[i] = i * converted.strides[0]
-                offsets[rows] = offsets[rows - 1]
-            _scores(rows_of, offsets, rows, V, d, feature_block, work)
-            if bias:
-                for i in range(rows):
-                    for j in range(columns):
-                        work[i, j] += V[j, d]
+            _scores(X, offsets, rows, model, constants, d, copies, outputs, computed, work)
             if mode == FORWARD or mode == RESIDUAL:
                 if logistic:
                     _logistic_rows(work, at, rows, index, labels, weights, P, keep, out, mode == RESIDUAL)
@@ -98,16 +82,44 @@ def regression_pass(
             else:
                 _along_rows(work, at, rows, outputs, logistic, index, labels, P, out)
             if mode == RESIDUAL or mode == JACOBIAN:
-                G = sums[number]
-                j = 0
-                while j < columns:
-                    group = group_size(columns - j)
-                    outer(group, rows_of, offsets, rows, work, j, d, G, X, next_offsets)
-                    j += group
-                if bias:
+                for q in range(copies):
+                    done = 0
+                    while done < computed:
+                        group = group_size(computed - done)
+                        outer(group, X, offsets, rows, work, q * outputs + done, d, G, next_offsets)
+                        done += group
+                if bias or affine:
                     for i in range(rows):
-                        for j in range(columns):
-                            G[j, d] += work[i, j]
+                        for j in range(V.shape[0]):
+                            totals[j] += work[i, j]
+        if affine:
+            for j in range(V.shape[0]):
+                for k in range(d):
+                    G[j, k] = scale * G[j, k] + shift * totals[j]
+        if bias:
+            for j in range(V.shape[0]):
+                G[j, d] = totals[j]
+
+
+@_njit
+def _relative(V, d, outputs, logistic, bias, scale, shift):
+    """The columns relative to their last class, lines of the cache apart, for features as they are stored.
+
+    Σ_k V_k (scale·X_k + shift) + bias = Σ_k (scale·V_k) X_k + constant, and the constant is the second result.
+    """
+    line = 64 // V.itemsize
+    model = np.zeros((V.shape[0], (d + line - 1) // line * line), V.dtype)
+    constants = np.zeros(V.shape[0], V.dtype)
+    for j in range(V.shape[0]):
+        last = j // outputs * outputs + outputs - 1
+        for k in range(V.shape[1]):
+            v = V[j, k] if logistic else V[j, k] - V[last, k]
+            if k < d:
+                model[j, k] = scale * v
+                constants[j] += shift * v
+            else:
+                constants[j] += v
+    return model, constants
 
 
 @_njit
@@ -119,19 +131,24 @@ def _place(offsets, X, index, at, rows, n):
 
 
 @_njit
-def _scores(X, offsets, rows, V, d, feature_block, work):
-    """work = X Vᵀ for a block; a part of the features at a time, while the columns' part stays close."""
-    columns = V.shape[0]
-    if d == 0:
-        work[:] = 0
-    for begin in range(0, d, feature_block):
-        end = min(begin + feature_block, d)
-        j = 0
-        while j < columns:
-            group = group_size(columns - j)
-            for i in range(0, rows, 2):
-                dots(group, X, offsets, i, V, j, begin, end, work, begin == 0)
-            j += group
+def _scores(X, offsets, rows, model, constants, d, copies, outputs, computed, work):
+    """work = X·modelᵀ + constants for a block; part of the features at a time, while the columns' part stays close."""
+    part = max(FEATURE_BLOCK_BYTES // model.itemsize, 1)
+    for begin in range(0, max(d, 1), part):
+        end = min(begin + part, d)
+        for q in range(copies):
+            done = 0
+            while done < computed:
+                group = group_size(computed - done)
+                for i in range(0, rows, 2):
+                    dots(group, X, offsets, i, model, q * outputs + done, begin, end, work, begin == 0)
+                done += group
+    for i in range(rows):
+        for q in range(copies):
+            if computed < outputs:
+                work[i, q * outputs + computed] = 0
+            for j in range(q * outputs, q * outputs + computed):
+                work[i, j] += constants[j]
 
 
 @_njit
@@ -230,15 +247,22 @@ def _along_rows(work, at, rows, outputs, logistic, index, labels, P, out):
                 out[q, at + i] = total
 
 
-@kernel(lambda real: types.void(real[:, :, ::1], types.float64[:, :, ::1]))
-def add_chunks(sums, total):
-    """total = Σ of the chunks' sums, in order, in float64."""
-    flat, parts = total.reshape(-1), sums.reshape(sums.shape[0], -1)
-    for k in range(flat.size):
-        flat[k] = parts[0, k]
-    for number in range(1, parts.shape[0]):
-        for k in range(flat.size):
-            flat[k] += parts[number, k]
+@kernel(lambda real: types.void(real[:, :, ::1], types.boolean, types.float64[:, :, ::1]))
+def add_chunks(sums, logistic, total):
+    """total = Σ of the chunks' sums, in order, in float64; with softmax, the last class is minus the others."""
+    copies, outputs, width = total.shape
+    total[:] = 0
+    for number in range(sums.shape[0]):
+        for q in range(copies):
+            for c in range(outputs):
+                if logistic or c < outputs - 1:
+                    for k in range(width):
+                        total[q, c, k] += sums[number, q * outputs + c, k]
+    if not logistic:
+        for q in range(copies):
+            for c in range(outputs - 1):
+                for k in range(width):
+                    total[q, outputs - 1, k] -= total[q, c, k]
 
 
 # The engine: the four functions that `fbompi.kernels.regression` asks of a backend (the other is kernels/cuda).
@@ -303,7 +327,7 @@ def _pass(data: Any, mode: int, batch: Any, V: Array, weights: Array, P: Array, 
     if not summing:
         return _NOTHING
     total = np.empty((copies, outputs, width))
-    add_chunks[real](sums, total.reshape(1, columns, width))
+    add_chunks[real](sums, data.logistic, total)
     return total
 
 
