@@ -19,6 +19,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fbompi import kernels
+
 Array = Any  # NumPy's or CuPy's
 Weights = Any  # one per sample of the batch, or None: each 1/n
 
@@ -37,7 +39,7 @@ class Regression:
         scale: float = 1.0,
         shift: float = 0.0,
         dtype: Any = None,
-        threads: int = 1,
+        threads: int | None = None,
         backend: Literal["cpu", "cuda"] | None = None,
     ) -> None:
         if X.ndim != 2 or X.dtype not in (np.float64, np.float32, np.uint8):
@@ -59,14 +61,31 @@ class Regression:
         if len(labels) and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < most:
             raise ValueError(f"labels: expected 0 to {most - 1}, got {int(labels.min())} to {int(labels.max())}")
         self.outputs, self.logistic, self.bias = outputs, loss == "logistic", bias
-        self.scale, self.shift, self.threads = self.real.type(scale), self.real.type(shift), threads
+        self.scale, self.shift = self.real.type(scale), self.real.type(shift)
+        self.threads = threads or kernels.threads()
         self.shape = (outputs, X.shape[1] + bias)
+        self.last: tuple[bytes, Point] | None = None
         self.everything = self.xp.empty(0, np.int64)
         self.no_weights = self.xp.empty((1, 1), self.real)
+        self.engine.prepare(self)
 
     def at(self, Y: Array, batch: Array | None = None) -> Point:
-        """The point Y (flat or outputs × width), for the whole shard or the rows of a batch."""
-        return Point(self, self.real_model(Y), self.rows(batch))
+        """The point Y (flat or outputs × width), for the whole shard or the rows of a batch.
+
+        The last point of the whole shard is remembered: asking for it again computes nothing.
+        """
+        Y = self.real_model(Y)
+        if batch is not None:
+            return Point(self, Y, self.rows(batch))
+        content = Y.tobytes()
+        if self.last is None or self.last[0] != content:
+            self.last = content, Point(self, Y.copy(), None)
+        return self.last[1]
+
+    def features(self) -> Array:
+        """All features as numbers, with the bias's column of ones: a copy, for what is done once."""
+        X = self.X.astype(self.real) * self.scale + self.shift
+        return self.xp.hstack([X, self.xp.ones((len(X), 1), self.real)]) if self.bias else X
 
     def count(self, batch: Array | None) -> int:
         return len(self.X) if batch is None else len(batch)
@@ -123,16 +142,23 @@ class Point:
         """The loss of every sample, without weights or ridge."""
         return self._forward[1]
 
+    def guesses(self) -> Array:
+        """The most probable label of every sample."""
+        P = self.probabilities
+        return (P[:, 0] > 0.5).astype(np.int64) if self.data.logistic else P.argmax(axis=1)
+
     def value(self, weights: Weights = None, ridge: Any = 0.0) -> float:
         w = self.data.real_weights(weights, self.n)
         return float(w @ self.losses) + 0.5 * float((ridge * self.Y.astype(np.float64) ** 2).sum())
 
     def gradient(self, weights: Weights = None, ridge: Any = 0.0) -> Array:
         """∇L, outputs × width. The first one at a point is also its forward pass."""
-        data = self.data
+        data, known = self.data, self.__dict__.get("_forward")
         w = data.real_weights(weights, self.n)
+        if known is not None:
+            return self._with_ridge(data.engine.kept_residual_pass(data, self.batch, known[0], w), ridge, self.Y)
         P, losses, G = data.engine.residual_pass(data, self.batch, self.Y[None], w[None], True)
-        self.__dict__.setdefault("_forward", (P[0], losses[0]))
+        self.__dict__["_forward"] = P[0], losses[0]
         return self._with_ridge(G[0], ridge, self.Y)
 
     def hvp(self, V: Array, weights: Weights = None, ridge: Any = 0.0) -> Array:

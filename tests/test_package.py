@@ -69,7 +69,7 @@ def test_a_wheel_installs_one_name_and_the_command(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("fbompi-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {n.split("/")[0] for n in names if ".dist-info" not in n} == {"fbompi"}
-    assert {"fbompi/kernels/softmax.py", "fbompi/data/digits.npz", "fbompi/py.typed"} <= set(names)
+    assert {"fbompi/kernels/regression.py", "fbompi/data/digits.npz", "fbompi/py.typed"} <= set(names)
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_the_run_command_of_the_readme_works_word_for_word(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     assert "afbo on hypercleaning: complete" in done.stdout and "4 ranks of Open MPI" in done.stdout
     installed = subprocess.run(
-        [tmp_path / "clone/.venv/bin/python", "-c", "import fbompi, fbompi.kernels.softmax; print(fbompi.__file__)"],
+        [tmp_path / "clone/.venv/bin/python", "-c", "import fbompi, fbompi.kernels.regression; print(fbompi.__file__)"],
         cwd="/", env=env, capture_output=True, text=True,
     )  # fmt: skip
     assert "site-packages/fbompi" in installed.stdout, installed.stderr

@@ -19,25 +19,23 @@ from fbompi.config import Above, AtLeast, AtMost
 from fbompi.data import digits
 from fbompi.data.partition import partition
 from fbompi.errors import UserError
-from fbompi.kernels import softmax
+from fbompi.kernels.regression import Regression
 from fbompi.messages import Array
 from fbompi.randomness import stream
 
 CLASSES = 10
+BRIGHTEST = 16.0
 MEAN_PIXEL = 0.3  # of the digits; without it the largest eigenvalue of the Hessian is four times as large
 
 
 @dataclass
 class Shard:
-    """One client's samples; images carry a last column of ones for the bias."""
+    """One client's samples."""
 
-    train: Array
-    train_labels: Array  # as given, some of them wrong
+    train: Regression  # with labels as given, some of them wrong
     corrupted: Array  # which of them are wrong; used by metrics only
-    validation: Array
-    validation_labels: Array
-    test: Array
-    test_labels: Array
+    validation: Regression
+    test: Regression
 
 
 class HyperCleaning:
@@ -69,8 +67,8 @@ class HyperCleaning:
             )
         order = stream(seed, "problem").permutation(len(self.labels))
         self.train, self.validation, self.test = np.split(order, [train, train + validation])
-        self.dim_x, self.features = train, self.images.shape[1] + 1
-        self.dim_y = self.features * CLASSES
+        self.dim_x = train
+        self.dim_y = CLASSES * (self.images.shape[1] + 1)
 
     @cached_property
     def given_labels(self) -> Array:
@@ -102,78 +100,63 @@ class HyperCleaning:
         train, validation, test = self.parts(clients)[client]
         given = self.given_labels[train]
         return Shard(
-            train=self._features(self.train[train]),
-            train_labels=given,
+            train=self._regression(self.train[train], given),
             corrupted=given != self.labels[self.train[train]],
-            validation=self._features(self.validation[validation]),
-            validation_labels=self.labels[self.validation[validation]].astype(np.int64),
-            test=self._features(self.test[test]),
-            test_labels=self.labels[self.test[test]].astype(np.int64),
+            validation=self._regression(self.validation[validation]),
+            test=self._regression(self.test[test]),
         )
 
-    def _features(self, which: Array) -> Array:
-        return np.hstack([self.images[which] / 16.0 - MEAN_PIXEL, np.ones((len(which), 1))])
+    def _regression(self, which: Array, labels: Array | None = None) -> Regression:
+        """Softmax regression with a bias on these samples; the pixels stay bytes."""
+        labels = self.labels[which] if labels is None else labels
+        return Regression(self.images[which], labels, CLASSES, bias=True, scale=1 / BRIGHTEST, shift=-MEAN_PIXEL)
 
     def size(self, shard: Shard) -> tuple[int, int]:
-        return len(shard.validation), len(shard.train)
+        return len(shard.validation.labels), len(shard.train.labels)
 
     def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
         return np.zeros(self.dim_x), np.zeros(self.dim_y)
 
     def upper(self, shard, x, y, batch) -> float:
-        X, t = _rows(shard.validation, shard.validation_labels, batch)
-        return float(softmax.losses(X, t, self._model(y)).mean())
+        return shard.validation.at(y, batch).value()
 
     def lower(self, shard, x, y, batch) -> float:
-        X, t, w, _ = self._weighted(shard, x, batch)
-        return float(w @ softmax.losses(X, t, self._model(y))) + 0.5 * self.ridge * float(y @ y)
+        return shard.train.at(y, batch).value(_weights(x, batch)[0], self.ridge)
 
     def upper_grad(self, shard, x, y, batch) -> tuple[Array, Array]:
-        X, t = _rows(shard.validation, shard.validation_labels, batch)
-        w = np.full(len(t), 1 / len(t))
-        return np.zeros_like(x), softmax.gradient(X, t, w, self._model(y), 0.0).ravel()
+        return np.zeros_like(x), shard.validation.at(y, batch).gradient().ravel()
 
     def lower_grad(self, shard, x, y, batch) -> Array:
-        X, t, w, _ = self._weighted(shard, x, batch)
-        return softmax.gradient(X, t, w, self._model(y), self.ridge).ravel()
+        return shard.train.at(y, batch).gradient(_weights(x, batch)[0], self.ridge).ravel()
 
     def lower_grad_x(self, shard, x, y, batch) -> Array:
-        X, t, _, slope = self._weighted(shard, x, batch)
-        return _put(slope * softmax.losses(X, t, self._model(y)), x.size, batch)
+        return _put(_weights(x, batch)[1] * shard.train.at(y, batch).losses, x.size, batch)
 
     def hvp(self, shard, x, y, v, batch) -> Array:
-        X, _, w, _ = self._weighted(shard, x, batch)
-        return softmax.hvp(X, w, self._model(y), self._model(v), self.ridge).ravel()
+        return shard.train.at(y, batch).hvp(v, _weights(x, batch)[0], self.ridge).ravel()
 
     def cross(self, shard, x, y, v, batch) -> Array:
-        X, t, _, slope = self._weighted(shard, x, batch)
-        return _put(slope * softmax.along(X, t, self._model(y), self._model(v)), x.size, batch)
+        return _put(_weights(x, batch)[1] * shard.train.at(y, batch).along(v), x.size, batch)
 
     def smoothness(self, shard: Shard) -> float:
         """diag(P) − PPᵀ has no eigenvalue above ½ and no weight exceeds 1."""
-        return 0.5 * float(np.linalg.norm(shard.train, 2) ** 2) / len(shard.train) + self.ridge
+        X = shard.train.features()
+        return 0.5 * float(np.linalg.norm(X, 2) ** 2) / len(X) + self.ridge
 
     def metrics(self, shard, x, y) -> dict[str, tuple[float, float]]:
         weights, wrong = _sigmoid(x), shard.corrupted
-        guesses = (shard.test @ self._model(y)).argmax(axis=1)
+        guesses = shard.test.at(y).guesses()
         return {
-            "accuracy": (float((guesses == shard.test_labels).sum()), len(guesses)),
+            "accuracy": (float((guesses == shard.test.labels).sum()), len(guesses)),
             "weight_clean": (float(weights[~wrong].sum()), float((~wrong).sum())),
             "weight_corrupted": (float(weights[wrong].sum()), float(wrong.sum())),
         }
 
-    def _model(self, y: Array) -> Array:
-        return y.reshape(self.features, CLASSES)
 
-    def _weighted(self, shard: Shard, x: Array, batch: Array | None) -> tuple[Array, Array, Array, Array]:
-        """Rows, labels, weights σ(x)/n and their derivatives, of a batch or of all."""
-        X, t = _rows(shard.train, shard.train_labels, batch)
-        weights = _sigmoid(x if batch is None else x[batch])
-        return X, t, weights / len(t), weights * (1 - weights) / len(t)
-
-
-def _rows(X: Array, t: Array, batch: Array | None) -> tuple[Array, Array]:
-    return (X, t) if batch is None else (X[batch], t[batch])
+def _weights(x: Array, batch: Array | None) -> tuple[Array, Array]:
+    """The weights σ(x)/n of a batch or of all, and their derivatives."""
+    sigma = _sigmoid(x if batch is None else x[batch])
+    return sigma / len(sigma), sigma * (1 - sigma) / len(sigma)
 
 
 def _put(values: Array, size: int, batch: Array | None) -> Array:

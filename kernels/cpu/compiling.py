@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import platform
 import shutil
 import stat
 import tempfile
@@ -25,8 +26,7 @@ import numba
 import numpy as np
 from numba.core import config as numba_config
 
-# Called with the kernel's name before it is compiled; not called when it is loaded.
-before_compiling: list[Callable[[str], None]] = []
+from fbompi.kernels import before_compiling
 
 
 class Kernel:
@@ -143,5 +143,5 @@ def _environment() -> str:
         # Numba keeps the time of the source beside the code and takes no other for its own.
         sources.update(f"{file} {file.stat().st_mtime_ns}\n".encode())
         sources.update(file.read_bytes())
-    python = ".".join(map(str, os.sys.version_info[:3]))  # type: ignore[attr-defined]
-    return repr((cpu(), numba.__version__, llvmlite.__version__, python, np.__version__, sources.hexdigest()))
+    versions = numba.__version__, llvmlite.__version__, np.__version__, platform.python_version()
+    return repr((cpu(), versions, sources.hexdigest()))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numba
@@ -24,7 +25,7 @@ from fbompi.kernels.cpu.tiles import dots, group_size, outer
 Array = np.ndarray
 
 # What a pass computes, row by row.
-FORWARD, RESIDUAL, JACOBIAN, ALONG = range(4)
+FORWARD, RESIDUAL, KEPT, JACOBIAN, ALONG = range(5)  # KEPT: a gradient from probabilities that are known
 
 BLOCK_BYTES = 110_000  # a fifth of a second-level cache of 512 kB: block, next block, model and gradient fit
 MANY_COLUMNS = 64  # from here on the model does not fit beside the block, and is read again for each
@@ -37,11 +38,14 @@ _njit = numba.njit(error_model="numpy", fastmath={"contract"})
 
 
 def _signature(feature: Any, real: Any) -> Any:
-    ints, flags = types.intp, types.boolean
+    def given(dtype: Any, dimensions: int, layout: str = "C") -> Any:
+        return types.Array(dtype, dimensions, layout, readonly=True)
+
+    number, flag = types.intp, types.boolean
     return types.void(
-        ints, feature[:, :], types.int64[::1], types.int64[::1], flags, flags, real, real,
-        real[:, ::1], ints, ints, real[:, ::1], real[:, :, ::1], flags, types.float64[:, ::1],
-        real[:, :, ::1], ints, ints, ints, ints,
+        number, given(feature, 2, "A"), given(types.int64, 1), given(types.int64, 1), flag, flag, real, real,
+        given(real, 2), number, number, given(real, 2), real[:, :, ::1], flag, types.float64[:, ::1],
+        real[:, :, ::1], number, number, number, number,
     )  # fmt: skip
 
 
@@ -57,31 +61,35 @@ def regression_pass(
     d = X.shape[1]
     outputs = V.shape[0] // copies
     computed = outputs if logistic else outputs - 1
-    model, constants = _relative(V, d, outputs, logistic, bias, scale, shift)
+    model, constants = _relative(V if mode != KEPT else V[:0], d, outputs, logistic, bias, scale, shift)
     affine = shift != 0 or scale != 1
+    summing = mode in (RESIDUAL, KEPT, JACOBIAN)
     block = min(block, max(n, 1))
     work = np.zeros((block + 1, V.shape[0]), V.dtype)
     offsets, next_offsets = np.empty(block + 1, np.int64), np.empty(block + 1, np.int64)
     for number in range(first_chunk, last_chunk):
         begin, end = number * chunk, min((number + 1) * chunk, n)
-        G = sums[number if mode == RESIDUAL or mode == JACOBIAN else 0]
+        G = sums[number if summing else 0]
         G[:] = 0
         totals = np.zeros(V.shape[0], V.dtype)
         for at in range(begin, end, block):
             rows = min(block, end - at)
             _place(offsets, X, index, at, rows, n)
             _place(next_offsets, X, index, at + block, rows, n)
-            _scores(X, offsets, rows, model, constants, d, copies, outputs, computed, work)
-            if mode == FORWARD or mode == RESIDUAL:
+            if mode != KEPT:
+                _scores(X, offsets, rows, model, constants, d, copies, outputs, computed, work)
+            if mode in (FORWARD, RESIDUAL):
                 if logistic:
                     _logistic_rows(work, at, rows, index, labels, weights, P, keep, out, mode == RESIDUAL)
                 else:
                     _softmax_rows(work, at, rows, outputs, index, labels, weights, P, keep, out, mode == RESIDUAL)
+            elif mode == KEPT:
+                _kept_rows(work, at, rows, logistic, index, labels, weights, P)
             elif mode == JACOBIAN:
                 _jacobian_rows(work, at, rows, outputs, logistic, weights, P)
             else:
                 _along_rows(work, at, rows, outputs, logistic, index, labels, P, out)
-            if mode == RESIDUAL or mode == JACOBIAN:
+            if summing:
                 for q in range(copies):
                     done = 0
                     while done < computed:
@@ -92,11 +100,11 @@ def regression_pass(
                     for i in range(rows):
                         for j in range(V.shape[0]):
                             totals[j] += work[i, j]
-        if affine:
+        if summing and affine:
             for j in range(V.shape[0]):
                 for k in range(d):
                     G[j, k] = scale * G[j, k] + shift * totals[j]
-        if bias:
+        if summing and bias:
             for j in range(V.shape[0]):
                 G[j, d] = totals[j]
 
@@ -208,7 +216,18 @@ def _logistic_rows(work, at, rows, index, labels, weights, P, keep, out, residua
             work[i, q] = p
             if residual:
                 w = weights[q if weights.shape[0] > 1 else 0, at + i]
-                work[i, q] = w * (p - work.dtype.type(label))
+                work[i, q] = (p - work.dtype.type(label)) * w
+
+
+@_njit
+def _kept_rows(work, at, rows, logistic, index, labels, weights, P):
+    """w (p − onehot) from known probabilities, as the passes above leave it."""
+    for i in range(rows):
+        label = labels[at + i if index.size == 0 else index[at + i]]
+        w = weights[0, at + i]
+        for c in range(work.shape[1]):
+            hit = label if logistic else 1 if c == label else 0
+            work[i, c] = (P[0, at + i, c] - work.dtype.type(hit)) * w
 
 
 @_njit
@@ -265,7 +284,12 @@ def add_chunks(sums, logistic, total):
                     total[q, outputs - 1, k] -= total[q, c, k]
 
 
-# The engine: the four functions that `fbompi.kernels.regression` asks of a backend (the other is kernels/cuda).
+# The engine: the functions that `fbompi.kernels.regression` asks of a backend (the other is kernels/cuda).
+
+
+def prepare(data: Any) -> None:
+    """Compile or load what this shard will need, so that no clock is running when it happens."""
+    regression_pass[data.X.dtype, data.real], add_chunks[data.real]
 
 
 def forward(data: Any, batch: Array | None, Y: Array) -> tuple[Array, Array]:
@@ -283,6 +307,12 @@ def residual_pass(data: Any, batch: Array | None, Y: Array, weights: Array, keep
     losses = np.empty((copies, n))
     G = _pass(data, RESIDUAL, batch, Y, weights, P, keep, losses)
     return P if keep else None, losses, G
+
+
+def kept_residual_pass(data: Any, batch: Array | None, P: Array, weights: Array) -> Array:
+    """The gradient of Σ w_j·loss_j where the probabilities are known: the same bits in half the work."""
+    model = np.empty((1, *data.shape), data.real)  # not read: its shape says how many columns there are
+    return _pass(data, KEPT, batch, model, weights[None], P[None], False, _NOTHING)[0]
 
 
 def jacobian_pass(data: Any, batch: Array | None, P: Array, weights: Array, V: Array) -> Array:
@@ -307,7 +337,7 @@ def _pass(data: Any, mode: int, batch: Any, V: Array, weights: Array, P: Array, 
     block = _block_rows(data.X.shape[1], real.itemsize, columns)
     chunk = max(CHUNK_ROWS, -(-n // MOST_CHUNKS // block) * block)
     chunks = max(-(-n // chunk), 1)
-    summing = mode in (RESIDUAL, JACOBIAN)
+    summing = mode in (RESIDUAL, KEPT, JACOBIAN)
     sums = np.empty((chunks, columns, width) if summing else (1, 1, 1), real)
     run = regression_pass[data.X.dtype, real]
     arguments = (
@@ -320,7 +350,7 @@ def _pass(data: Any, mode: int, batch: Any, V: Array, weights: Array, P: Array, 
         shares = [chunks * t // data.threads for t in range(data.threads + 1)]
         jobs = [
             _pool(data.threads).submit(run, *arguments, begin, end, block)
-            for begin, end in zip(shares, shares[1:], strict=False)
+            for begin, end in pairwise(shares)
         ]
         for job in jobs:
             job.result()

@@ -209,9 +209,7 @@ def outer(typing, group, X, offsets, rows, R, j, end, G, next_offsets):
                 with w.loop(0, rows, 1) as i:
                     there = w.add(x, w.times(k, size_stored))
                     row = w.add(there, w.load(w.add(places, w.times(i, 8)), _i64))
-                    x_k = [
-                        w.load_as_real(w.add(row, f * w.lanes * size_stored), stored, w.lanes) for f in range(width)
-                    ]
+                    x_k = [w.load_as_real(w.add(row, f * w.lanes * size_stored), stored, w.lanes) for f in range(width)]
                     w.prefetch(w.add(there, w.load(w.add(next_places, w.times(i, 8)), _i64)))
                     numbers = w.add(r, w.times(i, r_stride))
                     for c in range(size):
