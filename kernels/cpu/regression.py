@@ -9,6 +9,7 @@ So scores are taken relative to the last class, whose column is left out of both
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import pairwise
@@ -18,7 +19,7 @@ import numba
 import numpy as np
 from numba import types
 
-from fbompi.kernels.cpu.compiling import kernel
+from fbompi.kernels.cpu.compiling import Kernel, kernel
 from fbompi.kernels.cpu.exponential import exponentials
 from fbompi.kernels.cpu.tiles import dots, group_size, outer
 
@@ -37,10 +38,12 @@ FEATURE_BLOCK_BYTES = 3200  # of a row: five columns of it and two rows stay in 
 _njit = numba.njit(error_model="numpy", fastmath={"contract"})
 
 
-def _signature(feature: Any, real: Any) -> Any:
-    def given(dtype: Any, dimensions: int, layout: str = "C") -> Any:
-        return types.Array(dtype, dimensions, layout, readonly=True)
+def given(dtype: Any, dimensions: int, layout: str = "C") -> Any:
+    """The type of an array that a kernel only reads."""
+    return types.Array(dtype, dimensions, layout, readonly=True)
 
+
+def _signature(feature: Any, real: Any) -> Any:
     number, flag = types.intp, types.boolean
     return types.void(
         number, given(feature, 2, "A"), given(types.int64, 1), given(types.int64, 1), flag, flag, real, real,
@@ -74,21 +77,21 @@ def regression_pass(
         totals = np.zeros(V.shape[0], V.dtype)
         for at in range(begin, end, block):
             rows = min(block, end - at)
-            _place(offsets, X, index, at, rows, n)
-            _place(next_offsets, X, index, at + block, rows, n)
+            place(offsets, X, index, at, rows, n)
+            place(next_offsets, X, index, at + block, rows, n)
             if mode != KEPT:
                 _scores(X, offsets, rows, model, constants, d, copies, outputs, computed, work)
             if mode in (FORWARD, RESIDUAL):
                 if logistic:
-                    _logistic_rows(work, at, rows, index, labels, weights, P, keep, out, mode == RESIDUAL)
+                    logistic_rows(work, at, rows, index, labels, weights, P, keep, out, mode == RESIDUAL)
                 else:
-                    _softmax_rows(work, at, rows, outputs, index, labels, weights, P, keep, out, mode == RESIDUAL)
+                    softmax_rows(work, at, rows, outputs, index, labels, weights, P, keep, out, mode == RESIDUAL)
             elif mode == KEPT:
-                _kept_rows(work, at, rows, logistic, index, labels, weights, P)
+                kept_rows(work, at, rows, logistic, index, labels, weights, P)
             elif mode == JACOBIAN:
-                _jacobian_rows(work, at, rows, outputs, logistic, weights, P)
+                jacobian_rows(work, at, rows, outputs, logistic, weights, P)
             else:
-                _along_rows(work, at, rows, outputs, logistic, index, labels, P, out)
+                along_rows(work, at, rows, outputs, logistic, index, labels, P, out)
             if summing:
                 for q in range(copies):
                     done = 0
@@ -131,7 +134,7 @@ def _relative(V, d, outputs, logistic, bias, scale, shift):
 
 
 @_njit
-def _place(offsets, X, index, at, rows, n):
+def place(offsets, X, index, at, rows, n):
     """Byte offsets of `rows` rows from position `at`; past the end, and once more behind, the last row again."""
     for i in range(rows + 1):
         position = min(at + min(i, rows - 1), n - 1)
@@ -160,7 +163,7 @@ def _scores(X, offsets, rows, model, constants, d, copies, outputs, computed, wo
 
 
 @_njit
-def _softmax_rows(work, at, rows, outputs, index, labels, weights, P, keep, out, residual):
+def softmax_rows(work, at, rows, outputs, index, labels, weights, P, keep, out, residual):
     """Scores to probabilities p and losses; then, for gradients, to w (p − onehot)."""
     copies = work.shape[1] // outputs
     for i in range(rows):
@@ -195,7 +198,7 @@ def _softmax_rows(work, at, rows, outputs, index, labels, weights, P, keep, out,
 
 
 @_njit
-def _logistic_rows(work, at, rows, index, labels, weights, P, keep, out, residual):
+def logistic_rows(work, at, rows, index, labels, weights, P, keep, out, residual):
     """The same for one score per copy and labels 0 or 1: p = 1/(1 + exp(−s))."""
     one = work.dtype.type(1)
     copies = work.shape[1]
@@ -220,7 +223,7 @@ def _logistic_rows(work, at, rows, index, labels, weights, P, keep, out, residua
 
 
 @_njit
-def _kept_rows(work, at, rows, logistic, index, labels, weights, P):
+def kept_rows(work, at, rows, logistic, index, labels, weights, P):
     """w (p − onehot) from known probabilities, as the passes above leave it."""
     for i in range(rows):
         label = labels[at + i if index.size == 0 else index[at + i]]
@@ -231,7 +234,7 @@ def _kept_rows(work, at, rows, logistic, index, labels, weights, P):
 
 
 @_njit
-def _jacobian_rows(work, at, rows, outputs, logistic, weights, P):
+def jacobian_rows(work, at, rows, outputs, logistic, weights, P):
     """u = X Vᵀ to w (diag(p) − p pᵀ) u; for logistic regression to w p (1 − p) u."""
     copies = work.shape[1] // outputs
     for i in range(rows):
@@ -249,7 +252,7 @@ def _jacobian_rows(work, at, rows, outputs, logistic, weights, P):
 
 
 @_njit
-def _along_rows(work, at, rows, outputs, logistic, index, labels, P, out):
+def along_rows(work, at, rows, outputs, logistic, index, labels, P, out):
     """⟨p − onehot, u⟩ of every row: the derivative of its loss along V."""
     copies = work.shape[1] // outputs
     for i in range(rows):
@@ -284,47 +287,59 @@ def add_chunks(sums, logistic, total):
                     total[q, outputs - 1, k] -= total[q, c, k]
 
 
-# The engine: the functions that `fbompi.kernels.regression` asks of a backend (the other is kernels/cuda).
+class Engine:
+    """What `fbompi.kernels.regression` asks of a backend; the other one is in kernels/cuda.
 
+    Parameters
+    ----------
+    run : carries a pass out: (data, mode, batch, V, weights, P, keep, out) -> the sums, where the mode has any
+    passes, sums : the kernels that it uses, compiled before the first pass
+    """
 
-def prepare(data: Any) -> None:
-    """Compile or load what this shard will need, so that no clock is running when it happens."""
-    regression_pass[data.X.dtype, data.real], add_chunks[data.real]
+    def __init__(self, run: Callable[..., Array], passes: Kernel, sums: Kernel) -> None:
+        self.run, self.passes, self.sums = run, passes, sums
 
+    def masked(self) -> Engine:
+        """The engine for submodels."""
+        from fbompi.kernels.cpu.masked import engine
 
-def forward(data: Any, batch: Array | None, Y: Array) -> tuple[Array, Array]:
-    """Probabilities (n × outputs) and losses (n) at Y."""
-    n = data.count(batch)
-    P, losses = np.empty((1, n, data.outputs), data.real), np.empty((1, n))
-    _pass(data, FORWARD, batch, Y[None], data.no_weights, P, True, losses)
-    return P[0], losses[0]
+        return engine
 
+    def prepare(self, data: Any) -> None:
+        """Compile or load what this shard will need, so that no clock is running when it happens."""
+        self.passes[data.X.dtype, data.real], self.sums[data.real]
 
-def residual_pass(data: Any, batch: Array | None, Y: Array, weights: Array, keep: bool) -> tuple[Any, Array, Array]:
-    """Probabilities (if kept), losses and gradients of Σ w_j·loss_j at each of the copies Y[q]; no ridge."""
-    n, copies = data.count(batch), len(Y)
-    P = np.empty((copies, n, data.outputs) if keep else (1, 1, 1), data.real)
-    losses = np.empty((copies, n))
-    G = _pass(data, RESIDUAL, batch, Y, weights, P, keep, losses)
-    return P if keep else None, losses, G
+    def forward(self, data: Any, batch: Array | None, Y: Array) -> tuple[Array, Array]:
+        """Probabilities (n × outputs) and losses (n) at Y."""
+        n = data.count(batch)
+        P, losses = np.empty((1, n, data.outputs), data.real), np.empty((1, n))
+        self.run(data, FORWARD, batch, Y[None], data.no_weights, P, True, losses)
+        return P[0], losses[0]
 
+    def residual_pass(
+        self, data: Any, batch: Array | None, Y: Array, weights: Array, keep: bool
+    ) -> tuple[Array | None, Array, Array]:
+        """Probabilities (if kept), losses and gradients of Σ w_j·loss_j at each of the copies Y[q]; no ridge."""
+        n, copies = data.count(batch), len(Y)
+        P = np.empty((copies, n, data.outputs) if keep else (1, 1, 1), data.real)
+        losses = np.empty((copies, n))
+        G = self.run(data, RESIDUAL, batch, Y, weights, P, keep, losses)
+        return P if keep else None, losses, G
 
-def kept_residual_pass(data: Any, batch: Array | None, P: Array, weights: Array) -> Array:
-    """The gradient of Σ w_j·loss_j where the probabilities are known: the same bits in half the work."""
-    model = np.empty((1, *data.shape), data.real)  # not read: its shape says how many columns there are
-    return _pass(data, KEPT, batch, model, weights[None], P[None], False, _NOTHING)[0]
+    def kept_residual_pass(self, data: Any, batch: Array | None, P: Array, weights: Array) -> Array:
+        """The gradient of Σ w_j·loss_j where the probabilities are known: the same bits in half the work."""
+        model = np.empty((1, *data.shape), data.real)  # not read: its shape says how many columns there are
+        return self.run(data, KEPT, batch, model, weights[None], P[None], False, _NOTHING)[0]
 
+    def jacobian_pass(self, data: Any, batch: Array | None, P: Array, weights: Array, V: Array) -> Array:
+        """The Hessian of Σ w_j·loss_j times each of the V[q]; no ridge."""
+        return self.run(data, JACOBIAN, batch, V, weights[None], P[None], False, _NOTHING)
 
-def jacobian_pass(data: Any, batch: Array | None, P: Array, weights: Array, V: Array) -> Array:
-    """The Hessian of Σ w_j·loss_j times each of the V[q]; no ridge."""
-    return _pass(data, JACOBIAN, batch, V, weights[None], P[None], False, _NOTHING)
-
-
-def along(data: Any, batch: Array | None, P: Array, V: Array) -> Array:
-    """⟨∇_Y loss_j, V[q]⟩, copies × n."""
-    out = np.empty((len(V), data.count(batch)))
-    _pass(data, ALONG, batch, V, data.no_weights, P[None], False, out)
-    return out
+    def along(self, data: Any, batch: Array | None, P: Array, V: Array) -> Array:
+        """⟨∇_Y loss_j, V[q]⟩, copies × n."""
+        out = np.empty((len(V), data.count(batch)))
+        self.run(data, ALONG, batch, V, data.no_weights, P[None], False, out)
+        return out
 
 
 _NOTHING = np.empty((1, 1))
@@ -335,7 +350,7 @@ def _pass(data: Any, mode: int, batch: Any, V: Array, weights: Array, P: Array, 
     copies, outputs, width = V.shape
     columns = copies * outputs
     block = _block_rows(data.X.shape[1], real.itemsize, columns)
-    chunk = max(CHUNK_ROWS, -(-n // MOST_CHUNKS // block) * block)
+    chunk = chunk_rows(n, block)
     chunks = max(-(-n // chunk), 1)
     summing = mode in (RESIDUAL, KEPT, JACOBIAN)
     sums = np.empty((chunks, columns, width) if summing else (1, 1, 1), real)
@@ -344,21 +359,29 @@ def _pass(data: Any, mode: int, batch: Any, V: Array, weights: Array, P: Array, 
         mode, data.X, data.everything if batch is None else batch, data.labels, data.logistic, data.bias,
         data.scale, data.shift, V.reshape(columns, width), copies, n, weights, P, keep, out, sums, chunk,
     )  # fmt: skip
-    if data.threads == 1 or chunks == 1:
-        run(*arguments, 0, chunks, block)
-    else:
-        shares = [chunks * t // data.threads for t in range(data.threads + 1)]
-        jobs = [
-            _pool(data.threads).submit(run, *arguments, begin, end, block)
-            for begin, end in pairwise(shares)
-        ]
-        for job in jobs:
-            job.result()
-    if not summing:
-        return _NOTHING
-    total = np.empty((copies, outputs, width))
-    add_chunks[real](sums, data.logistic, total)
+    share_out(lambda begin, end: run(*arguments, begin, end, block), chunks, data.threads)
+    total = np.empty(V.shape if summing else 0)
+    if summing:
+        add_chunks[real](sums, data.logistic, total)
     return total
+
+
+engine = Engine(_pass, regression_pass, add_chunks)
+
+
+def chunk_rows(n: int, block: int) -> int:
+    """Rows of a chunk: whole blocks, and a function of the shape alone, so that threads do not change results."""
+    return max(CHUNK_ROWS, -(-n // MOST_CHUNKS // block) * block)
+
+
+def share_out(work: Callable[[int, int], None], chunks: int, threads: int) -> None:
+    """Call work(begin, end) for all chunks, split among the threads; the kernels let go of Python's lock."""
+    if threads == 1 or chunks == 1:
+        work(0, chunks)
+        return
+    shares = [chunks * t // threads for t in range(threads + 1)]
+    for job in [_pool(threads).submit(work, begin, end) for begin, end in pairwise(shares)]:
+        job.result()
 
 
 @lru_cache(maxsize=64)

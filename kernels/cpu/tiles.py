@@ -234,6 +234,81 @@ def outer(typing, group, X, offsets, rows, R, j, end, G, next_offsets):
     return signature, generate
 
 
+@intrinsic
+def feature(typing, X, offset, k, like):
+    """X[row, k] as a number of the type of `like`, the row at a byte offset."""
+    signature = like(X, types.intp, types.intp, like)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        stored = signature.args[0].dtype
+        w = _Writer(context, builder, signature.return_type, 1)
+        x, _ = w.array(signature.args[0], arguments[0])
+        return w.load_as_real(w.add(x, arguments[1], w.times(arguments[2], stored.bitwidth // 8)), stored, 1)
+
+    return signature, generate
+
+
+MASKED_VECTORS = 8  # rows of a block of the masked loops, in vectors
+
+
+@intrinsic
+def masked_column(typing, Xt, features, values, begin, end, out, j):
+    """out[j, :] = Σ_{begin≤h<end} values[h]·Xt[features[h], :]: one column's held coordinates, all rows at once."""
+    intp = types.intp
+    signature = types.void(Xt, features, values, intp, intp, out, intp)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        real = signature.args[0].dtype
+        w = _Writer(context, builder, real, VECTOR_BYTES // (real.bitwidth // 8))
+        Xt, features, values, begin, end, out, j = arguments
+        x, x_stride = w.array(signature.args[0], Xt)
+        which, _ = w.array(signature.args[1], features)
+        v, _ = w.array(signature.args[2], values)
+        to, to_stride = w.array(signature.args[5], out)
+        sums = w.variables(MASKED_VECTORS)
+        with w.loop(begin, end, 1) as h:
+            row = w.add(x, w.times(w.load(w.add(which, w.times(h, 8)), _i64), x_stride))
+            number = w.spread(w.load(w.add(v, w.times(h, w.size)), w.scalar))
+            for f, slot in enumerate(sums):
+                part = w.load(w.add(row, f * w.lanes * w.size))
+                builder.store(w.fma(number, part, builder.load(slot)), slot)
+        for f, slot in enumerate(sums):
+            w.store(builder.load(slot), w.add(to, w.times(j, to_stride), f * w.lanes * w.size))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def masked_sums(typing, Xt, features, begin, end, R, j, sums):
+    """sums[h] += Σ_i R[j, i]·Xt[features[h], i] for begin ≤ h < end: what goes back to the held coordinates."""
+    intp = types.intp
+    signature = types.void(Xt, features, intp, intp, R, intp, sums)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        real = signature.args[0].dtype
+        w = _Writer(context, builder, real, VECTOR_BYTES // (real.bitwidth // 8))
+        Xt, features, begin, end, R, j, sums = arguments
+        x, x_stride = w.array(signature.args[0], Xt)
+        which, _ = w.array(signature.args[1], features)
+        r, r_stride = w.array(signature.args[4], R)
+        to, _ = w.array(signature.args[6], sums)
+        parts = [w.add(w.times(j, r_stride), r, f * w.lanes * w.size) for f in range(MASKED_VECTORS)]
+        numbers = [w.load(part) for part in parts]
+        with w.loop(begin, end, 1) as h:
+            row = w.add(x, w.times(w.load(w.add(which, w.times(h, 8)), _i64), x_stride))
+            even, odd = w.zero, w.zero
+            for f in range(0, MASKED_VECTORS, 2):
+                even = w.fma(numbers[f], w.load(w.add(row, f * w.lanes * w.size)), even)
+                odd = w.fma(numbers[f + 1], w.load(w.add(row, (f + 1) * w.lanes * w.size)), odd)
+            address = w.add(to, w.times(h, w.size))
+            total = w.lane_sum(builder.fadd(even, odd))
+            w.store(builder.fadd(w.load(address, w.scalar), total), address)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
 @numba.njit(error_model="numpy")
 def group_size(left):
     """How many of the columns that are left make the next group: the largest that there is, the last ones in halves."""

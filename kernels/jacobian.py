@@ -1,0 +1,78 @@
+"""Finite-difference coordinates of the Jacobian of an inner map (RAFBO, with the erratum's map).
+
+    y_T(x):  y ← y − β ∇_y g(x, y), T times, from a given y
+    J_p  =  [y_T(x + μ_p e_p) − y_T(x)] / μ_p  ≈  ∂y_T/∂x_p            result_p = ⟨w, J_p⟩
+
+The unperturbed copy and the perturbed ones advance together: an inner step is one call of `gradients` for all of them,
+which for `Regression.gradients` is one pass over the data. Only gradients are used, no second-order product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Array = Any  # NumPy's or CuPy's
+
+COPIES = 64  # advanced together; more would only take memory
+
+
+def increments(x: Array, which: Array, dtype: Any = np.float64) -> Array:
+    """The steps μ for these coordinates: √ε of the arithmetic, relative to the coordinate or, if that is larger, to x.
+
+    √ε balances the rounding of the difference (ε/μ) and what it leaves out (μ). Each μ is one that x_p + μ − x_p gives
+    back exactly.
+    """
+    xp = _library(x)
+    typical = float(xp.abs(x).mean()) if x.size else 0.0
+    scale = xp.maximum(xp.abs(x[which]), typical if typical > 0 else 1.0)
+    return (x[which] + np.sqrt(np.finfo(dtype).eps) * scale) - x[which]
+
+
+def coordinates(
+    gradients: Callable[[Array, Array], Array],
+    x: Array,
+    y: Array,
+    which: Array,
+    steps: int,
+    step_size: float,
+    w: Array | None = None,
+    mu: Array | None = None,
+    dtype: Any = np.float64,
+) -> Array:
+    """⟨w, J_p⟩ for the coordinates `which` of x; without w the rows J_p themselves (coordinates × dim_y).
+
+    Parameters
+    ----------
+    gradients : (k × dim_x, k × dim_y) -> k × dim_y
+        ∇_y g of k copies, each at its own x and y.
+    which : indices, or a mask over x
+    mu : increments, one per coordinate; `increments` where it is None
+    dtype : of the arithmetic inside `gradients`
+    """
+    xp = _library(x)
+    which = xp.asarray(which)
+    which = xp.flatnonzero(which) if which.dtype == bool else which
+    mu = increments(x, which, dtype) if mu is None else mu
+    result = xp.empty(len(which) if w is not None else (len(which), y.size))
+    for begin in range(0, len(which), COPIES):
+        part = slice(begin, begin + COPIES)
+        # The first copy is the unperturbed one, in each group: sums must run in the same order to be subtracted.
+        copies = xp.repeat(x[None], len(which[part]) + 1, axis=0)
+        copies[xp.arange(1, len(copies)), which[part]] += mu[part]
+        Y = xp.repeat(xp.asarray(y, np.float64)[None], len(copies), axis=0)
+        for _ in range(steps):
+            Y -= step_size * gradients(copies, Y)
+        quotients = (Y[1:] - Y[0]) / mu[part][:, None]
+        result[part] = quotients if w is None else quotients @ w
+    return result
+
+
+def _library(x: Array) -> Any:
+    if hasattr(x, "__cuda_array_interface__"):
+        import cupy
+
+        return cupy
+    return np
