@@ -19,16 +19,15 @@ Array = Any  # NumPy's or CuPy's
 COPIES = 64  # advanced together; more would only take memory
 
 
-def increments(x: Array, which: Array, dtype: Any = np.float64) -> Array:
-    """The steps μ for these coordinates: √ε of the arithmetic, relative to the coordinate or, if that is larger, to x.
+def increments(x: Array, which: Array, dtype: Any = np.float64, scale: float = 1.0) -> Array:
+    """The steps μ for these coordinates: √ε of the arithmetic, times the coordinate's size or `scale` if larger.
 
-    √ε balances the rounding of the difference (ε/μ) and what it leaves out (μ). Each μ is one that x_p + μ − x_p gives
-    back exactly.
+    √ε balances the rounding of the difference (ε/μ) and what it leaves out (μ); `scale` is the size of a change in x
+    that matters. Each μ is one that x_p + μ − x_p gives back exactly.
     """
     xp = _library(x)
-    typical = float(xp.abs(x).mean()) if x.size else 0.0
-    scale = xp.maximum(xp.abs(x[which]), typical if typical > 0 else 1.0)
-    return (x[which] + np.sqrt(np.finfo(dtype).eps) * scale) - x[which]
+    size = xp.maximum(xp.abs(x[which]), scale)
+    return (x[which] + np.sqrt(np.finfo(dtype).eps) * size) - x[which]
 
 
 def coordinates(

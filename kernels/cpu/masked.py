@@ -14,8 +14,7 @@ from numba import types
 
 from fbompi.kernels.cpu.compiling import kernel
 from fbompi.kernels.cpu.regression import (
-    FORWARD, JACOBIAN, KEPT, RESIDUAL, Engine, along_rows, chunk_rows, given, jacobian_rows, kept_rows, logistic_rows,
-    place, share_out, softmax_rows,
+    JACOBIAN, KEPT, RESIDUAL, Engine, chunk_rows, given, place, row_by_row, share_out,
 )  # fmt: skip
 from fbompi.kernels.cpu.tiles import MASKED_VECTORS, VECTOR_BYTES, feature, masked_column, masked_sums
 
@@ -57,17 +56,7 @@ def masked_pass(
                 for i in range(rows):
                     for j in range(copies * outputs):
                         work[i, j] = flat[j, i]
-            if mode in (FORWARD, RESIDUAL):
-                if logistic:
-                    logistic_rows(work, at, rows, index, labels, weights, P, keep, out, mode == RESIDUAL)
-                else:
-                    softmax_rows(work, at, rows, outputs, index, labels, weights, P, keep, out, mode == RESIDUAL)
-            elif mode == KEPT:
-                kept_rows(work, at, rows, logistic, index, labels, weights, P)
-            elif mode == JACOBIAN:
-                jacobian_rows(work, at, rows, outputs, logistic, weights, P)
-            else:
-                along_rows(work, at, rows, outputs, logistic, index, labels, P, out)
+            row_by_row(mode, work[:rows], at, copies, outputs, index, labels, logistic, weights, P, keep, out)
             if mode in (RESIDUAL, KEPT, JACOBIAN):
                 for i in range(block):
                     for j in range(copies * outputs):

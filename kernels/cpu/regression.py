@@ -29,8 +29,8 @@ Array = np.ndarray
 FORWARD, RESIDUAL, KEPT, JACOBIAN, ALONG = range(5)  # KEPT: a gradient from probabilities that are known
 
 BLOCK_BYTES = 110_000  # a fifth of a second-level cache of 512 kB: block, next block, model and gradient fit
-MANY_COLUMNS = 64  # from here on the model does not fit beside the block, and is read again for each
-MANY_BYTES = 400_000
+MANY_COLUMNS = 64  # from here on the model does not fit beside the block, and BLAS, made for that, is faster
+BLAS_ROWS = 512
 CHUNK_ROWS = 2048  # rows summed in the working precision; longer sums are of these, in float64
 MOST_CHUNKS = 64
 FEATURE_BLOCK_BYTES = 3200  # of a row: five columns of it and two rows stay in the first-level cache
@@ -59,78 +59,75 @@ def regression_pass(
 ):  # fmt: skip
     """Chunks first_chunk…last_chunk−1 of a pass; `V` holds the columns of all copies below one another.
 
-    With softmax the sums of the last class are left as they are: `add_chunks` makes them from the others.
+    With softmax the last class of each copy is left out of `sums`: `add_chunks` makes it from the others.
     """
     d = X.shape[1]
     outputs = V.shape[0] // copies
     computed = outputs if logistic else outputs - 1
-    model, constants = _relative(V if mode != KEPT else V[:0], d, outputs, logistic, bias, scale, shift)
+    columns = copies * computed
+    model, constants = relative_model(V if mode != KEPT else V[:0], d, outputs, computed, scale, shift)
     affine = shift != 0 or scale != 1
     summing = mode in (RESIDUAL, KEPT, JACOBIAN)
     block = min(block, max(n, 1))
-    work = np.zeros((block + 1, V.shape[0]), V.dtype)
+    work = np.zeros((block + 1, columns), V.dtype)
     offsets, next_offsets = np.empty(block + 1, np.int64), np.empty(block + 1, np.int64)
     for number in range(first_chunk, last_chunk):
         begin, end = number * chunk, min((number + 1) * chunk, n)
         G = sums[number if summing else 0]
         G[:] = 0
-        totals = np.zeros(V.shape[0], V.dtype)
+        totals = np.zeros(columns, V.dtype)
         for at in range(begin, end, block):
             rows = min(block, end - at)
             place(offsets, X, index, at, rows, n)
             place(next_offsets, X, index, at + block, rows, n)
             if mode != KEPT:
-                _scores(X, offsets, rows, model, constants, d, copies, outputs, computed, work)
-            if mode in (FORWARD, RESIDUAL):
-                if logistic:
-                    logistic_rows(work, at, rows, index, labels, weights, P, keep, out, mode == RESIDUAL)
-                else:
-                    softmax_rows(work, at, rows, outputs, index, labels, weights, P, keep, out, mode == RESIDUAL)
-            elif mode == KEPT:
-                kept_rows(work, at, rows, logistic, index, labels, weights, P)
-            elif mode == JACOBIAN:
-                jacobian_rows(work, at, rows, outputs, logistic, weights, P)
-            else:
-                along_rows(work, at, rows, outputs, logistic, index, labels, P, out)
+                _scores(X, offsets, rows, model, constants, d, work)
+            row_by_row(mode, work[:rows], at, copies, outputs, index, labels, logistic, weights, P, keep, out)
             if summing:
-                for q in range(copies):
-                    done = 0
-                    while done < computed:
-                        group = group_size(computed - done)
-                        outer(group, X, offsets, rows, work, q * outputs + done, d, G, next_offsets)
-                        done += group
-                if bias or affine:
-                    for i in range(rows):
-                        for j in range(V.shape[0]):
-                            totals[j] += work[i, j]
-        if summing and affine:
-            for j in range(V.shape[0]):
-                for k in range(d):
-                    G[j, k] = scale * G[j, k] + shift * totals[j]
-        if summing and bias:
-            for j in range(V.shape[0]):
-                G[j, d] = totals[j]
+                done = 0
+                while done < columns:
+                    group = group_size(columns - done)
+                    outer(group, X, offsets, rows, work, done, d, G, next_offsets)
+                    done += group
+                for i in range(rows if bias or affine else 0):
+                    for j in range(columns):
+                        totals[j] += work[i, j]
+        if summing:
+            finish_sums(G, totals, d, bias, affine, scale, shift)
 
 
 @_njit
-def _relative(V, d, outputs, logistic, bias, scale, shift):
-    """The columns relative to their last class, lines of the cache apart, for features as they are stored.
+def relative_model(V, d, outputs, computed, scale, shift):
+    """The computed columns of all copies, relative to their last class, for features as they are stored.
 
-    Σ_k V_k (scale·X_k + shift) + bias = Σ_k (scale·V_k) X_k + constant, and the constant is the second result.
+    Σ_k V_k (scale·X_k + shift) + bias = Σ_k (scale·V_k) X_k + constant, and the constant is the second result. Columns
+    are whole lines of the cache apart.
     """
     line = 64 // V.itemsize
-    model = np.zeros((V.shape[0], (d + line - 1) // line * line), V.dtype)
-    constants = np.zeros(V.shape[0], V.dtype)
-    for j in range(V.shape[0]):
-        last = j // outputs * outputs + outputs - 1
+    columns = V.shape[0] // outputs * computed
+    model = np.zeros((columns, (d + line - 1) // line * line), V.dtype)
+    constants = np.zeros(columns, V.dtype)
+    for j in range(columns):
+        row, last = j // computed * outputs + j % computed, (j // computed + 1) * outputs - 1
         for k in range(V.shape[1]):
-            v = V[j, k] if logistic else V[j, k] - V[last, k]
+            v = V[row, k] - V[last, k] if computed < outputs else V[row, k]
             if k < d:
                 model[j, k] = scale * v
                 constants[j] += shift * v
             else:
                 constants[j] += v
     return model, constants
+
+
+@_njit
+def finish_sums(G, totals, d, bias, affine, scale, shift):
+    """Sums over features as stored, to sums over features as meant; and those of the bias."""
+    for j in range(totals.size):
+        if affine:
+            for k in range(d):
+                G[j, k] = scale * G[j, k] + shift * totals[j]
+        if bias:
+            G[j, d] = totals[j]
 
 
 @_njit
@@ -142,79 +139,119 @@ def place(offsets, X, index, at, rows, n):
 
 
 @_njit
-def _scores(X, offsets, rows, model, constants, d, copies, outputs, computed, work):
+def _scores(X, offsets, rows, model, constants, d, work):
     """work = X·modelᵀ + constants for a block; part of the features at a time, while the columns' part stays close."""
+    columns = model.shape[0]
     part = max(FEATURE_BLOCK_BYTES // model.itemsize, 1)
     for begin in range(0, max(d, 1), part):
         end = min(begin + part, d)
-        for q in range(copies):
-            done = 0
-            while done < computed:
-                group = group_size(computed - done)
-                for i in range(0, rows, 2):
-                    dots(group, X, offsets, i, model, q * outputs + done, begin, end, work, begin == 0)
-                done += group
+        done = 0
+        while done < columns:
+            group = group_size(columns - done)
+            for i in range(0, rows, 2):
+                dots(group, X, offsets, i, model, done, begin, end, work, begin == 0)
+            done += group
     for i in range(rows):
-        for q in range(copies):
-            if computed < outputs:
-                work[i, q * outputs + computed] = 0
-            for j in range(q * outputs, q * outputs + computed):
-                work[i, j] += constants[j]
+        for j in range(columns):
+            work[i, j] += constants[j]
 
 
 @_njit
-def softmax_rows(work, at, rows, outputs, index, labels, weights, P, keep, out, residual):
-    """Scores to probabilities p and losses; then, for gradients, to w (p − onehot)."""
-    copies = work.shape[1] // outputs
+def row_by_row(mode, work, at, copies, outputs, index, labels, logistic, weights, P, keep, out):
+    """What happens to the scores of a block, by the mode; `work` has the computed columns of the copies side by side."""
+    if mode in (FORWARD, RESIDUAL):
+        if logistic:
+            _logistic_rows(work, at, index, labels, weights, P, keep, out, mode == RESIDUAL)
+        else:
+            _softmax_rows(work, at, copies, outputs, index, labels, weights, P, keep, out, mode == RESIDUAL)
+    elif mode == KEPT:
+        _kept_rows(work, at, logistic, index, labels, weights, P)
+    elif mode == JACOBIAN:
+        _jacobian_rows(work, at, copies, logistic, weights, P)
+    else:
+        _along_rows(work, at, copies, logistic, index, labels, P, out)
+
+
+@kernel(
+    lambda real: types.void(
+        types.intp, real[:, ::1], types.intp, types.intp, types.intp, given(types.int64, 1), given(types.int64, 1),
+        types.boolean, given(real, 2), real[:, :, ::1], types.boolean, types.float64[:, ::1],
+    )
+)  # fmt: skip
+def rows_kernel(mode, work, at, copies, outputs, index, labels, logistic, weights, P, keep, out):
+    """`row_by_row` on its own."""
+    row_by_row(mode, work, at, copies, outputs, index, labels, logistic, weights, P, keep, out)
+
+
+@_njit
+def _label(labels, index, position):
+    return labels[position if index.size == 0 else index[position]]
+
+
+@_njit
+def _softmax_rows(work, at, copies, outputs, index, labels, weights, P, keep, out, residual):
+    """Scores to probabilities p and losses, if they are to be kept; then, for gradients, to w (p − onehot).
+
+    Where the last class is not computed its score is 0.
+    """
+    rows, columns = work.shape
+    computed = columns // copies
+    lasts = np.zeros((rows, copies), work.dtype)
     for i in range(rows):
-        label = labels[at + i if index.size == 0 else index[at + i]]
+        label = _label(labels, index, at + i)
         for q in range(copies):
-            row = work[i, q * outputs : (q + 1) * outputs]
-            top = row[0]
-            for c in range(1, outputs):
+            row = work[i, q * computed : (q + 1) * computed]
+            top = row[0] if computed == outputs else lasts[i, q]
+            for c in range(computed):
                 top = row[c] if row[c] > top else top
-            out[q, at + i] = -(row[label] - top)
-            for c in range(outputs):
+            for c in range(computed):
                 row[c] -= top
-    exponentials(work.reshape(-1), rows * work.shape[1])
+            lasts[i, q] = -top
+            if keep:
+                out[q, at + i] = -row[label] if label < computed else top
+    exponentials(work.reshape(-1), rows * columns)
+    exponentials(lasts.reshape(-1), rows * copies)
     for i in range(rows):
-        label = labels[at + i if index.size == 0 else index[at + i]]
+        label = _label(labels, index, at + i)
         for q in range(copies):
-            row = work[i, q * outputs : (q + 1) * outputs]
-            total = row[0]
-            for c in range(1, outputs):
+            row = work[i, q * computed : (q + 1) * computed]
+            total = lasts[i, q] if computed < outputs else work.dtype.type(0)
+            for c in range(computed):
                 total += row[c]
-            out[q, at + i] += np.log(total)
             share = np.reciprocal(total)
-            for c in range(outputs):
+            for c in range(computed):
                 row[c] *= share
             if keep:
-                P[q, at + i] = row
+                out[q, at + i] += np.log(total)
+                P[q, at + i, :computed] = row
+                if computed < outputs:
+                    P[q, at + i, computed] = lasts[i, q] * share
             if residual:
                 w = weights[q if weights.shape[0] > 1 else 0, at + i]
-                row[label] -= work.dtype.type(1)
-                for c in range(outputs):
+                if label < computed:
+                    row[label] -= work.dtype.type(1)
+                for c in range(computed):
                     row[c] *= w
 
 
 @_njit
-def logistic_rows(work, at, rows, index, labels, weights, P, keep, out, residual):
+def _logistic_rows(work, at, index, labels, weights, P, keep, out, residual):
     """The same for one score per copy and labels 0 or 1: p = 1/(1 + exp(−s))."""
     one = work.dtype.type(1)
-    copies = work.shape[1]
-    scores = work[:rows].copy()
+    rows, copies = work.shape
+    scores = work.copy()
     for i in range(rows):
         for q in range(copies):
             work[i, q] = -abs(work[i, q])
     exponentials(work.reshape(-1), rows * copies)
     for i in range(rows):
-        label = labels[at + i if index.size == 0 else index[at + i]]
+        label = _label(labels, index, at + i)
         for q in range(copies):
             s, small = scores[i, q], work[i, q]
             p = one / (one + small)
             p = p if s >= 0 else small * p
-            out[q, at + i] = np.log1p(small) + (max(s, 0) if s == s else s) - label * s
             if keep:
+                out[q, at + i] = np.log1p(small) + (max(s, 0) if s == s else s) - label * s
                 P[q, at + i, 0] = p
             work[i, q] = p
             if residual:
@@ -223,48 +260,47 @@ def logistic_rows(work, at, rows, index, labels, weights, P, keep, out, residual
 
 
 @_njit
-def kept_rows(work, at, rows, logistic, index, labels, weights, P):
+def _kept_rows(work, at, logistic, index, labels, weights, P):
     """w (p − onehot) from known probabilities, as the passes above leave it."""
-    for i in range(rows):
-        label = labels[at + i if index.size == 0 else index[at + i]]
-        w = weights[0, at + i]
+    for i in range(work.shape[0]):
+        label, w = _label(labels, index, at + i), weights[0, at + i]
         for c in range(work.shape[1]):
             hit = label if logistic else 1 if c == label else 0
             work[i, c] = (P[0, at + i, c] - work.dtype.type(hit)) * w
 
 
 @_njit
-def jacobian_rows(work, at, rows, outputs, logistic, weights, P):
+def _jacobian_rows(work, at, copies, logistic, weights, P):
     """u = X Vᵀ to w (diag(p) − p pᵀ) u; for logistic regression to w p (1 − p) u."""
-    copies = work.shape[1] // outputs
-    for i in range(rows):
+    computed = work.shape[1] // copies
+    for i in range(work.shape[0]):
         p, w = P[0, at + i], weights[0, at + i]
         for q in range(copies):
-            row = work[i, q * outputs : (q + 1) * outputs]
+            row = work[i, q * computed : (q + 1) * computed]
             if logistic:
                 row[0] *= w * p[0] * (work.dtype.type(1) - p[0])
             else:
-                mean = p[0] * row[0]
-                for c in range(1, outputs):
+                mean = work.dtype.type(0)
+                for c in range(computed):
                     mean += p[c] * row[c]
-                for c in range(outputs):
+                for c in range(computed):
                     row[c] = w * p[c] * (row[c] - mean)
 
 
 @_njit
-def along_rows(work, at, rows, outputs, logistic, index, labels, P, out):
+def _along_rows(work, at, copies, logistic, index, labels, P, out):
     """⟨p − onehot, u⟩ of every row: the derivative of its loss along V."""
-    copies = work.shape[1] // outputs
-    for i in range(rows):
-        label = labels[at + i if index.size == 0 else index[at + i]]
+    computed = work.shape[1] // copies
+    for i in range(work.shape[0]):
+        label = _label(labels, index, at + i)
         p = P[0, at + i]
         for q in range(copies):
-            row = work[i, q * outputs : (q + 1) * outputs]
+            row = work[i, q * computed : (q + 1) * computed]
             if logistic:
                 out[q, at + i] = (p[0] - label) * row[0]
             else:
-                total = -np.float64(row[label])
-                for c in range(outputs):
+                total = -np.float64(row[label]) if label < computed else 0.0
+                for c in range(computed):
                     total += p[c] * row[c]
                 out[q, at + i] = total
 
@@ -273,18 +309,17 @@ def along_rows(work, at, rows, outputs, logistic, index, labels, P, out):
 def add_chunks(sums, logistic, total):
     """total = Σ of the chunks' sums, in order, in float64; with softmax, the last class is minus the others."""
     copies, outputs, width = total.shape
+    computed = outputs if logistic else outputs - 1
     total[:] = 0
     for number in range(sums.shape[0]):
         for q in range(copies):
-            for c in range(outputs):
-                if logistic or c < outputs - 1:
-                    for k in range(width):
-                        total[q, c, k] += sums[number, q * outputs + c, k]
-    if not logistic:
-        for q in range(copies):
-            for c in range(outputs - 1):
+            for c in range(computed):
                 for k in range(width):
-                    total[q, outputs - 1, k] -= total[q, c, k]
+                    total[q, c, k] += sums[number, q * computed + c, k]
+    for q in range(copies):
+        for c in range(computed if computed < outputs else 0):
+            for k in range(width):
+                total[q, outputs - 1, k] -= total[q, c, k]
 
 
 class Engine:
@@ -316,15 +351,16 @@ class Engine:
         self.run(data, FORWARD, batch, Y[None], data.no_weights, P, True, losses)
         return P[0], losses[0]
 
-    def residual_pass(
-        self, data: Any, batch: Array | None, Y: Array, weights: Array, keep: bool
-    ) -> tuple[Array | None, Array, Array]:
-        """Probabilities (if kept), losses and gradients of Σ w_j·loss_j at each of the copies Y[q]; no ridge."""
-        n, copies = data.count(batch), len(Y)
-        P = np.empty((copies, n, data.outputs) if keep else (1, 1, 1), data.real)
-        losses = np.empty((copies, n))
-        G = self.run(data, RESIDUAL, batch, Y, weights, P, keep, losses)
-        return P if keep else None, losses, G
+    def residual_pass(self, data: Any, batch: Array | None, Y: Array, weights: Array) -> tuple[Array, Array, Array]:
+        """Probabilities, losses and the gradient of Σ w_j·loss_j at Y; no ridge."""
+        n = data.count(batch)
+        P, losses = np.empty((1, n, data.outputs), data.real), np.empty((1, n))
+        G = self.run(data, RESIDUAL, batch, Y[None], weights[None], P, True, losses)
+        return P[0], losses[0], G[0]
+
+    def gradients(self, data: Any, batch: Array | None, Y: Array, weights: Array) -> Array:
+        """The gradients of Σ w_qj·loss_j at each of the copies Y[q]; weights are copies × n, or 1 × n for all."""
+        return self.run(data, RESIDUAL, batch, Y, weights, np.empty((1, 1, 1), data.real), False, _NOTHING)
 
     def kept_residual_pass(self, data: Any, batch: Array | None, P: Array, weights: Array) -> Array:
         """The gradient of Σ w_j·loss_j where the probabilities are known: the same bits in half the work."""
@@ -342,18 +378,21 @@ class Engine:
         return out
 
 
-_NOTHING = np.empty((1, 1))
+_NOTHING = np.empty((1, 1))  # stands where a pass neither reads nor writes
 
 
 def _pass(data: Any, mode: int, batch: Any, V: Array, weights: Array, P: Array, keep: bool, out: Array) -> Array:
     n, real = data.count(batch), data.real
     copies, outputs, width = V.shape
     columns = copies * outputs
-    block = _block_rows(data.X.shape[1], real.itemsize, columns)
+    if columns >= MANY_COLUMNS:
+        return _pass_by_blas(data, mode, batch, V, weights, P, keep, out)
+    block = _block_rows(data.X.shape[1], real.itemsize)
     chunk = chunk_rows(n, block)
     chunks = max(-(-n // chunk), 1)
     summing = mode in (RESIDUAL, KEPT, JACOBIAN)
-    sums = np.empty((chunks, columns, width) if summing else (1, 1, 1), real)
+    computed = copies * (outputs if data.logistic else outputs - 1)
+    sums = np.empty((chunks, computed, width) if summing else (1, 1, 1), real)
     run = regression_pass[data.X.dtype, real]
     arguments = (
         mode, data.X, data.everything if batch is None else batch, data.labels, data.logistic, data.bias,
@@ -364,6 +403,36 @@ def _pass(data: Any, mode: int, batch: Any, V: Array, weights: Array, P: Array, 
     if summing:
         add_chunks[real](sums, data.logistic, total)
     return total
+
+
+def _pass_by_blas(
+    data: Any, mode: int, batch: Any, V: Array, weights: Array, P: Array, keep: bool, out: Array
+) -> Array:
+    """The same with many columns: the multiplications by BLAS, between them the rows as everywhere."""
+    n, real, d = data.count(batch), data.real, data.X.shape[1]
+    copies, outputs, width = V.shape
+    relative = V if data.logistic else V[:, :-1] - V[:, -1:]
+    columns = relative.reshape(-1, width)
+    model = (columns[:, :d] * data.scale).T
+    constants = data.shift * columns[:, :d].sum(axis=1) + (columns[:, d] if data.bias else 0)
+    summing = mode in (RESIDUAL, KEPT, JACOBIAN)
+    total = np.zeros((1, len(columns), width))
+    index = data.everything if batch is None else batch
+    for at in range(0, n, BLAS_ROWS):
+        rows = slice(at, min(at + BLAS_ROWS, n))
+        X = data.X[rows if batch is None else batch[rows]].astype(real, copy=False)
+        work = X @ model
+        work += constants
+        rows_kernel[real](mode, work, at, copies, outputs, index, data.labels, data.logistic, weights, P, keep, out)
+        if summing:
+            sums = work.sum(axis=0)
+            total[0, :, :d] += data.scale * (work.T @ X) + data.shift * sums[:, None]
+            if data.bias:
+                total[0, :, d] += sums
+    result = np.empty(V.shape if summing else 0)
+    if summing:
+        add_chunks[np.dtype(np.float64)](total, data.logistic, result)
+    return result
 
 
 engine = Engine(_pass, regression_pass, add_chunks)
@@ -385,10 +454,9 @@ def share_out(work: Callable[[int, int], None], chunks: int, threads: int) -> No
 
 
 @lru_cache(maxsize=64)
-def _block_rows(features: int, itemsize: int, columns: int) -> int:
+def _block_rows(features: int, itemsize: int) -> int:
     """The power of two of rows that fills the block's share of the cache."""
-    budget = MANY_BYTES if columns >= MANY_COLUMNS else BLOCK_BYTES
-    rows = budget // max(features * itemsize, 1)
+    rows = BLOCK_BYTES // max(features * itemsize, 1)
     return 1 << min(max(rows, 8), 256).bit_length() - 1
 
 

@@ -1,0 +1,111 @@
+"""Incremental projected subgradient sweeps on a GPU: those of `kernels/sweeps.py`, for many clients at once.
+
+A block of the GPU sweeps for one client, so a single client keeps little of it busy. The rows of all clients lie in one
+array: with `bounds`, client i takes steps bounds[i] to bounds[i+1] of the order. Then x and shift may be one vector for
+all or one row per client, gamma and the weight of a `Fresh` one number or one per client, and the result has a row per
+client. Without `bounds` all is as in `kernels/sweeps.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fbompi.kernels.cuda.device import SHARED_BYTES, current, threads_for
+from fbompi.kernels.sweeps import EVERYWHERE, Fresh
+
+Array = Any
+
+
+def logistic_sweep(
+    X: Array,
+    t: Array,
+    x: Array,
+    gamma: Any,
+    shift: Array | Fresh | None = None,
+    order: Array | None = None,
+    box: tuple[float, float] = EVERYWHERE,
+    scale: float = 1.0,
+    offset: float = 0.0,
+    bounds: Any = None,
+) -> Array:
+    """One sweep of each client over f_j(x) = log(1 + exp(−t_j⟨a_j, x⟩)), in the precision of x."""
+    sweep = _Sweep(X, x, gamma, shift, order, box, bounds)
+    real = sweep.real.type
+    rows = (current().asarray(X), real(scale), real(offset), current().asarray(t, sweep.real))
+    return sweep.run("logistic_sweep", (sweep.real, X.dtype), rows)
+
+
+def location_sweep(
+    centres: Array,
+    radii: Array,
+    x: Array,
+    gamma: Any,
+    shift: Array | Fresh | None = None,
+    order: Array | None = None,
+    box: tuple[float, float] = EVERYWHERE,
+    bounds: Any = None,
+) -> Array:
+    """One sweep of each client over f_j(x) = max(‖x − c_j‖ − r_j, 0), in the precision of x."""
+    sweep = _Sweep(centres, x, gamma, shift, order, box, bounds)
+    rows = (current().asarray(centres, sweep.real), current().asarray(radii, sweep.real))
+    return sweep.run("location_sweep", (sweep.real,), rows)
+
+
+class _Sweep:
+    """The arguments that both sweeps have in common, as the kernels want them."""
+
+    def __init__(self, rows: Array, x: Array, gamma: Any, shift: Any, order: Any, box: Any, bounds: Any) -> None:
+        self.features, self.real = rows.shape[1], np.dtype(x.dtype)
+        self.alone = bounds is None
+        steps = len(rows) if order is None else len(order)
+        bounds = np.array([0, steps] if bounds is None else bounds, np.int64)
+        if bounds[0] < 0 or bounds[-1] > steps or (np.diff(bounds) < 0).any():
+            raise ValueError(f"bounds: got {bounds.tolist()}, expected increasing numbers from 0 to {steps}")
+        # An order that is on the GPU already is trusted: looking at it would mean waiting for it.
+        if isinstance(order, np.ndarray) and order.size and not 0 <= order.min() <= order.max() < len(rows):
+            raise ValueError(f"order: got {order.min()} to {order.max()}, expected 0 to {len(rows) - 1}")
+        self.clients = len(bounds) - 1
+
+        device = current()
+        vector, l1, l2 = self._outer(shift)
+        self.steps = (device.asarray(bounds), None if order is None else device.asarray(order, np.int64))
+        self.moves = (self._each(gamma), *self._vectors("shift", vector), self._each(l1), self._each(l2))
+        self.box = tuple(map(self.real.type, box))
+        self.start = self._vectors("x", x)
+
+    def _outer(self, shift: Any) -> tuple[Array | None, Any, Any]:
+        """The vector that every step subtracts, and the multiples of sign(x) and of x."""
+        if not isinstance(shift, Fresh):
+            return shift, 0.0, 0.0
+        l1, l2 = (np.multiply(shift.weight, factor) for factor in (shift.l1, shift.l2))
+        if shift.anchor is None:
+            return None, l1, l2
+        xp = current().xp
+        return -xp.asarray(l2)[..., None] * xp.asarray(shift.anchor) if l2.ndim else -float(l2) * shift.anchor, l1, l2
+
+    def _each(self, number: Any) -> Array:
+        """One number per client."""
+        xp = current().xp
+        return current().asarray(xp.broadcast_to(xp.asarray(number, self.real), (self.clients,)))
+
+    def _vectors(self, name: str, given: Array | None) -> tuple[Array | None, np.int64]:
+        """A vector for all clients or one for each, and how far apart those are."""
+        if given is None:
+            return None, np.int64(0)
+        if given.shape not in ((self.features,), (self.clients, self.features)):
+            expected = f"{self.features} or {self.clients} × {self.features}"
+            raise ValueError(f"{name}: got shape {given.shape}, expected {expected}")
+        return current().asarray(given, self.real), np.int64(self.features if given.ndim == 2 else 0)
+
+    def run(self, name: str, dtypes: tuple, rows: tuple) -> Array:
+        device = current()
+        threads = threads_for(self.features)
+        sums = 2 * (threads // 32)
+        in_shared = (sums + self.features) * self.real.itemsize <= SHARED_BYTES
+        shared = (sums + self.features * in_shared) * self.real.itemsize
+        result = device.xp.empty((self.clients, self.features), self.real)
+        args = (np.int64(self.features), *rows, *self.steps, *self.moves, *self.box, *self.start)
+        device.launch(name, dtypes, (self.clients,), threads, (*args, np.int32(in_shared), result), shared)
+        return result[0] if self.alone else result
