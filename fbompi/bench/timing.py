@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -30,9 +29,6 @@ class Case:
         low, middle, high = np.percentile(np.array(self.seconds[name]) / np.array(self.seconds[to]), [25, 50, 75])
         return float(middle), float(low), float(high)
 
-    def as_dict(self) -> dict[str, Any]:
-        return {"kernel": self.kernel, "shape": self.shape, "threads": self.threads, "seconds": self.seconds,
-                "limit": self.limit}  # fmt: skip
 
 
 def in_turn(contestants: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:

@@ -1,0 +1,59 @@
+"""Finite-difference Jacobian coordinates: all copies together against one inner solve per coordinate."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fbompi.bench.timing import Case, in_turn
+from fbompi.kernels import jacobian
+from fbompi.kernels.regression import Regression
+
+COORDINATES = 64
+STEPS = 5
+SHAPES = ((6_000, 784, 1), (6_000, 54, 1), (600, 784, 10), (6_000, 54, 7))  # rows, features, outputs
+
+
+def cases(repeats: int, threads: int) -> list[Case]:
+    """x has one weight per sample through a sigmoid, as in hyper-cleaning; float64."""
+    return [_case(*shape, repeats, threads) for shape in SHAPES]
+
+
+def _case(rows: int, features: int, outputs: int, repeats: int, threads: int) -> Case:
+    rng = np.random.default_rng(0)
+    loss = "logistic" if outputs == 1 else "softmax"
+    labels = rng.integers(0, max(outputs, 2), rows)
+    data = Regression(rng.random((rows, features)), labels, outputs, loss=loss, bias=True, threads=threads)
+    x, y = 0.1 * rng.standard_normal(rows), np.zeros(outputs * (features + 1))
+    w = rng.standard_normal(y.size)
+    which = np.arange(COORDINATES)
+    ridge, step_size = 0.01, 0.1
+
+    def weights(x: np.ndarray) -> np.ndarray:
+        return 1 / (rows * (1 + np.exp(-x)))
+
+    def gradients(xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
+        return data.gradients(ys, weights(xs)).reshape(ys.shape) + ridge * ys
+
+    def together() -> np.ndarray:
+        return jacobian.coordinates(gradients, x, y, which, STEPS, step_size, w)
+
+    def inner_solve(x: np.ndarray) -> np.ndarray:
+        z, at_x = y.copy(), weights(x)
+        for _ in range(STEPS):
+            z -= step_size * data.at(z).gradient(at_x, ridge).ravel()
+        return z
+
+    def one_by_one() -> np.ndarray:
+        mu, base, result = jacobian.increments(x, which), inner_solve(x), np.empty(COORDINATES)
+        for p in which:
+            ahead = x.copy()
+            ahead[p] += mu[p]
+            result[p] = (inner_solve(ahead) - base) @ w / mu[p]
+        return result
+
+    difference = float(np.abs(together() - one_by_one()).max() / np.abs(one_by_one()).max())
+    if not difference < 1e-2:  # both are differences of rounded numbers
+        raise RuntimeError(f"the two ways to the Jacobian differ by {difference:.1e}")
+    seconds = in_turn({"fbompi": together, "one solve per coordinate": one_by_one}, repeats)
+    shape = f"{COORDINATES} coordinates, {STEPS} steps, {rows}x{features}, {loss}" + f" {outputs}" * (outputs > 1)
+    return Case("finite-difference jacobian", shape, threads, seconds)
