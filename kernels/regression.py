@@ -59,11 +59,11 @@ class Regression:
         if self.labels.shape != X.shape[:1]:
             raise ValueError(f"labels: expected {len(X)}, one per row of X, got shape {self.labels.shape}")
         if len(labels) and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < most:
-            raise ValueError(f"labels: expected 0 to {most - 1}, got {int(labels.min())} to {int(labels.max())}")
+            raise ValueError(f"labels: expected 0 to {most - 1}, got {self.labels.min()} to {self.labels.max()}")
         self.outputs, self.logistic, self.bias = outputs, loss == "logistic", bias
         self.scale, self.shift = self.real.type(scale), self.real.type(shift)
         self.threads = threads or kernels.threads()
-        self.shape = (outputs, X.shape[1] + bias)
+        self.shape: tuple[int, ...] = (outputs, X.shape[1] + bias)
         self.last: tuple[bytes, Point] | None = None
         self.everything = self.xp.empty(0, np.int64)
         self.no_weights = self.xp.empty((1, 1), self.real)
@@ -76,11 +76,17 @@ class Regression:
         """
         Y = self.real_model(Y)
         if batch is not None:
-            return Point(self, Y, self.rows(batch))
+            return Point(self, Y.copy(), self.rows(batch))
         content = Y.tobytes()
         if self.last is None or self.last[0] != content:
             self.last = content, Point(self, Y.copy(), None)
         return self.last[1]
+
+    def with_rows(self, X: Array, labels: Array) -> Regression:
+        """The same regression on other rows, taken as they are: for features that every step makes anew."""
+        other, shape = Regression.__new__(Regression), (self.outputs, X.shape[1] + self.bias)
+        other.__dict__.update(self.__dict__, X=X, labels=labels, shape=shape, last=None)
+        return other
 
     def features(self) -> Array:
         """All features as numbers, with the bias's column of ones: a copy, for what is done once."""
@@ -91,10 +97,13 @@ class Regression:
         return len(self.X) if batch is None else len(batch)
 
     def rows(self, batch: Array | None) -> Array | None:
-        """A batch as the kernels take it; row numbers are checked, because the kernels do not."""
+        """A copy of a batch as the kernels take it; row numbers are checked, because the kernels do not."""
         if batch is None:
             return None
-        batch = self.xp.ascontiguousarray(batch, np.int64)
+        given = self.xp.asarray(batch)
+        if given.ndim != 1 or (len(given) and given.dtype.kind not in "iu"):
+            raise ValueError(f"batch: expected a vector of row numbers, got {given.ndim}-d {given.dtype}")
+        batch = given.astype(np.int64, order="C")
         if len(batch) == 0:
             return batch
         if int(batch.min()) < 0 or int(batch.max()) >= len(self.X):
@@ -104,21 +113,45 @@ class Regression:
     def real_model(self, Y: Array) -> Array:
         """A model, or several of them, in the working precision: (…, outputs, width)."""
         Y = self.xp.ascontiguousarray(Y, self.real)
-        return Y if Y.shape[-2:] == self.shape else Y.reshape(*Y.shape[:-1], *self.shape)
+        return Y if Y.shape[-len(self.shape) :] == self.shape else Y.reshape(*Y.shape[:-1], *self.shape)
 
-    def real_weights(self, weights: Weights, n: int) -> Array:
+    def real_weights(self, weights: Weights, n: int, copies: int | None = None) -> Array:
         if weights is None:
             return self.xp.full(n, 1 / max(n, 1), self.real)
         weights = self.xp.ascontiguousarray(weights, self.real)
-        if weights.shape[-1:] != (n,):
+        if weights.shape not in ((n,), (copies, n)):
             raise ValueError(f"weights: expected {n}, one per sample, got shape {weights.shape}")
         return weights
+
+    def held(self, coordinates: Array) -> Masked:
+        """The submodel that holds these coordinates of the flat model."""
+        return Masked(self, coordinates)
 
     def gradients(self, Y: Array, weights: Array, batch: Array | None = None) -> Array:
         """Gradients at many models Y[q] with weights[q] (or one set for all), in one pass; no ridge."""
         Y, batch = self.real_model(Y), self.rows(batch)
-        weights = self.xp.atleast_2d(self.real_weights(weights, self.count(batch)))
-        return self.engine.residual_pass(self, batch, Y, weights, False)[2]
+        weights = self.xp.atleast_2d(self.real_weights(weights, self.count(batch), len(Y)))
+        return self.engine.gradients(self, batch, Y, weights)
+
+
+class Masked(Regression):
+    """The same samples for a submodel: a vector of the coordinates held, every other one being absent (zero).
+
+    A point of it has all products in held coordinates, at a cost in proportion to their number. Their places in the
+    flat full model are `coordinates`: a vector is gathered by Y.ravel()[coordinates], and put back by assignment.
+    """
+
+    def __init__(self, whole: Regression, held: Array) -> None:
+        self.__dict__.update(whole.__dict__)
+        held = self.coordinates = whole.xp.ascontiguousarray(held, np.int64)
+        size, width = whole.shape[0] * whole.shape[1], whole.shape[1]
+        if held.ndim != 1 or (len(held) and (int(held[0]) < 0 or int(held[-1]) >= size or (held[1:] <= held[:-1]).any())):
+            raise ValueError(f"held: expected coordinates 0 to {size - 1} in rising order, each once")
+        self.last, self.shape = None, held.shape
+        self.features_held, self.positions = whole.xp.unique(held % width, return_inverse=True)
+        self.starts = whole.xp.searchsorted(held, whole.xp.arange(whole.shape[0] + 1) * width)
+        self.engine = whole.engine.masked()
+        self.engine.prepare(self)
 
 
 class Point:
@@ -157,9 +190,9 @@ class Point:
         w = data.real_weights(weights, self.n)
         if known is not None:
             return self._with_ridge(data.engine.kept_residual_pass(data, self.batch, known[0], w), ridge, self.Y)
-        P, losses, G = data.engine.residual_pass(data, self.batch, self.Y[None], w[None], True)
-        self.__dict__["_forward"] = P[0], losses[0]
-        return self._with_ridge(G[0], ridge, self.Y)
+        P, losses, G = data.engine.residual_pass(data, self.batch, self.Y, w)
+        self.__dict__["_forward"] = P, losses
+        return self._with_ridge(G, ridge, self.Y)
 
     def hvp(self, V: Array, weights: Weights = None, ridge: Any = 0.0) -> Array:
         """∇²L · V for one V (flat or outputs × width) or several of them (k × …), in one pass."""
@@ -175,7 +208,7 @@ class Point:
         data = self.data
         shaped = data.real_model(V)
         result = data.engine.along(data, self.batch, self.probabilities, shaped.reshape(-1, *data.shape))
-        return result.reshape(*shaped.shape[:-2], self.n)
+        return result.reshape(*shaped.shape[: -len(data.shape)], self.n)
 
     def neumann(self, b: Array, terms: int, smoothness: float, weights: Weights = None, ridge: Any = 0.0) -> Array:
         """(1/ℓ) Σ_{u<terms} (I − H/ℓ)^u b ≈ H⁻¹ b."""
@@ -211,6 +244,6 @@ def _engine(backend: str | None, X: Array) -> tuple[Any, Any, Array]:
 
         xp = engine.array_library()
         return engine, xp, xp.asarray(X)
-    from fbompi.kernels.cpu import regression
+    from fbompi.kernels.cpu.regression import engine as numba_engine
 
-    return regression, np, np.asarray(X)
+    return numba_engine, np, np.asarray(X)
