@@ -228,6 +228,30 @@ def link(ranks: int, numbers: int, updates: int, per_rank: int, as_json: bool) -
         click.echo(json.dumps(figures) if as_json else link_page(figures))
 
 
+@bench.command("kernels")
+@click.option("--threads", default="1,2", show_default=True, help="Numbers of threads, separated by commas.")
+@click.option("--repeats", default=9, show_default=True, type=click.IntRange(2), help="Repetitions of each.")
+@JSON
+def bench_kernels(threads: str, repeats: int, as_json: bool) -> None:
+    """Each kernel against NumPy, PyTorch and JAX (where installed) and against this machine's own limit.
+
+    All contestants take turns within one run; compiling is not timed. Takes about two minutes per number of threads.
+
+    \b
+    fbompi bench kernels --threads 1
+    """
+    from fbompi.bench import kernels
+
+    try:
+        counts = [int(count) for count in threads.split(",")]
+    except ValueError:
+        counts = [0]
+    if min(counts) < 1:
+        raise UserError(f"--threads {threads}: expected whole numbers of at least 1, such as 1,2")
+    cases = kernels.figures(counts, repeats)
+    click.echo(json.dumps(kernels.as_json(cases)) if as_json else kernels.page(cases))
+
+
 def main() -> None:
     """The entry point: one clear line and status 2 for what the user can mend."""
     from fbompi.links.mpi import launched_rank

@@ -68,6 +68,9 @@ def regression_pass(
     model, constants = relative_model(V if mode != KEPT else V[:0], d, outputs, computed, scale, shift)
     affine = shift != 0 or scale != 1
     summing = mode in (RESIDUAL, KEPT, JACOBIAN)
+    # Where all rows lie alike in their cache lines, tiles of features begin with one: no load touches two of them.
+    aligned = -X.ctypes.data % 64 // X.itemsize if X.strides[0] % 64 == 0 else 0
+    aligned = aligned if aligned < d else 0
     block = min(block, max(n, 1))
     work = np.zeros((block + 1, columns), V.dtype)
     offsets, next_offsets = np.empty(block + 1, np.int64), np.empty(block + 1, np.int64)
@@ -87,7 +90,7 @@ def regression_pass(
                 done = 0
                 while done < columns:
                     group = group_size(columns - done)
-                    outer(group, X, offsets, rows, work, done, d, G, next_offsets)
+                    outer(group, X, offsets, rows, work, done, aligned, d, G, next_offsets)
                     done += group
                 for i in range(rows if bias or affine else 0):
                     for j in range(columns):

@@ -179,31 +179,33 @@ def dots(typing, group, X, offsets, i, V, j, begin, end, out, first):
 
 
 @intrinsic
-def outer(typing, group, X, offsets, rows, R, j, end, G, next_offsets):
-    """G[j:j+group, k] += Σ_i R[i, j] X[row, k] for 0 ≤ k < end.
+def outer(typing, group, X, offsets, rows, R, j, begin, end, G, next_offsets):
+    """G[j:j+group, k] += Σ_i R[i, j] X[row, k] for 0 ≤ k < end; tiles start at `begin`, for the sake of alignment.
 
     Meanwhile the rows of the next block are on their way into the cache.
     """
     intp = types.intp
-    signature = types.void(intp, X, offsets, intp, R, intp, intp, G, offsets)
+    signature = types.void(intp, X, offsets, intp, R, intp, intp, intp, G, offsets)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         stored, real = signature.args[1].dtype, signature.args[4].dtype
-        group, X, offsets, rows, R, j, end, G, next_offsets = arguments
+        group, X, offsets, rows, R, j, begin, end, G, next_offsets = arguments
 
-        def accumulate(w: _Writer, size: int, width: int, begin: Any) -> Any:
-            """All k from `begin` that fill tiles of `width` vectors; the first k that does not."""
+        def accumulate(w: _Writer, size: int, width: int, begin: Any, last: Any) -> Any:
+            """All k from `begin` that fill tiles of `width` vectors; the first k that does not. Past the end means
+            from the beginning."""
             x, _ = w.array(signature.args[1], X)
             places, _ = w.array(signature.args[2], offsets)
             r, r_stride = w.array(signature.args[4], R)
             r = w.add(r, w.times(j, w.size))
-            g, g_stride = w.array(signature.args[7], G)
+            g, g_stride = w.array(signature.args[8], G)
             columns = [w.add(g, w.times(w.add(j, c), g_stride)) for c in range(size)]
-            next_places, _ = w.array(signature.args[8], next_offsets)
+            next_places, _ = w.array(signature.args[9], next_offsets)
             size_stored = stored.bitwidth // 8
             step = width * w.lanes
-            whole = builder.sub(end, builder.srem(builder.sub(end, _constant(begin)), _constant(step)))
-            with w.loop(begin, whole, step) as k:
+            whole = builder.sub(last, builder.srem(builder.sub(last, begin), _constant(step)))
+            with w.loop(begin, whole, step) as place:
+                k = builder.select(builder.icmp_signed("<", place, end), place, builder.sub(place, end))
                 at = w.times(k, w.size)
                 sums = w.variables(size * width)
                 with w.loop(0, rows, 1) as i:
@@ -225,10 +227,11 @@ def outer(typing, group, X, offsets, rows, R, j, end, G, next_offsets):
 
         vectors = _Writer(context, builder, real, VECTOR_BYTES // (real.bitwidth // 8))
         numbers = _Writer(context, builder, real, 1)
+        wrapped_end = numbers.add(end, begin)
         for size in vectors.each(GROUPS, group):
             # Few columns leave registers free for more vectors, and need them: each sum waits for the one before.
-            rest = accumulate(vectors, size, 4 if size <= 2 else 2, 0)
-            accumulate(numbers, size, 1, rest)
+            rest = accumulate(vectors, size, 4 if size <= 2 else 2, begin, end)
+            accumulate(numbers, size, 1, rest, wrapped_end)
         return context.get_dummy_value()
 
     return signature, generate
