@@ -6,6 +6,8 @@ import os
 import sys
 import time
 
+from fbompi import kernels
+
 SHOWN = ("accuracy", "x_error", "upper", "lower")
 TERMINAL = "FBOMPI_TERMINAL"  # set for the ranks by `fbompi run -n` when its own output is a terminal
 
@@ -47,3 +49,14 @@ class Progress:
         if self._open:
             sys.stderr.write("\n")
             self._open = False
+
+
+def announce_compiling() -> None:
+    """Say so, once, when kernels have to be compiled: of all the ranks that need them, one compiles."""
+
+    def tell(name: str) -> None:
+        kernels.before_compiling.remove(tell)
+        sys.stderr.write("compiling kernels for this CPU: once, they are kept (fbompi doctor says where)\n")
+        sys.stderr.flush()
+
+    kernels.before_compiling.append(tell)

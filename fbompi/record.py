@@ -76,8 +76,10 @@ class Destination:
                 raise UserError(
                     f'run.out = "{path}": cannot be written: no permission to write in {path.parent.resolve()}'
                 )
+            os.close(os.open(_temporary(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY))  # rather now than after set-up
+            _temporary(path).unlink()
         except (OSError, ValueError) as e:
-            raise UserError(f'run.out = "{out}": cannot be written: {getattr(e, "strerror", None) or e}') from None
+            raise UserError(f'run.out = "{path}": cannot be written: {getattr(e, "strerror", None) or e}') from None
         return cls(path, "" if out else stem, overwrite)
 
     def publish(self, temporary: Path) -> Path:
@@ -103,6 +105,11 @@ class Destination:
         return path
 
 
+def _temporary(path: Path) -> Path:
+    """The name under which this process writes a run file until it is complete."""
+    return path.with_name(f".{path.name[:100]}.{os.getpid()}.partial")
+
+
 class RunFile:
     """Writes a run, row by row."""
 
@@ -110,7 +117,7 @@ class RunFile:
                  columns: dict[str, tuple[str, str]], dims: tuple[int, int] | None) -> None:  # fmt: skip
         path = destination.path
         self.columns = {**COLUMNS, **columns}
-        temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.partial")
+        temporary = _temporary(path)
         try:
             with h5py.File(temporary, "w") as file:
                 self._lay_out(file, attributes, kinds, clients, dims)

@@ -64,7 +64,7 @@ def build(config: Config, client_ranks: int = 0) -> Parts:
         raise registry.user_failure(e, f"problem {name}") from None
     shapes = Shapes(owned, problem.dim_x, problem.dim_y, 2 + 2 * len(metric_names(problem)))
     method = registry.algorithm(config.run.algorithm)
-    return Parts(config, problem, shapes, method.used_tasks(config.algorithm))
+    return Parts(config, problem, shapes, method.used_tasks(config.algorithm, shapes))
 
 
 def link_arguments(parts: Parts) -> tuple:

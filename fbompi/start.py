@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from fbompi.client import Client
 from fbompi.config import Config
 from fbompi.errors import UserError
 from fbompi.links import mpi
 from fbompi.links.virtual import VirtualLink
+from fbompi.progress import announce_compiling
 from fbompi.run import Parts, build, link_arguments
 from fbompi.signals import leave_to_server
+
+T = TypeVar("T")
 
 
 def run(load: Callable[[], Config], overwrite: bool, quiet: bool) -> Path | None:
     """Run a configuration; the path of its run file, or None on a rank that is not the server."""
+    if not quiet:
+        announce_compiling()
     if mpi.launched_ranks() > 1:
         comm = mpi.start()
         with mpi.all_or_none():
@@ -28,38 +32,37 @@ def run(load: Callable[[], Config], overwrite: bool, quiet: bool) -> Path | None
 
     parts = build(config)
     out = server.destination(config, overwrite)
-    link = VirtualLink([parts.client(i) for i in range(parts.clients)], *link_arguments(parts))
+    arguments = link_arguments(parts)
+    link = VirtualLink([parts.client(i) for i in range(parts.clients)], *arguments)
     return server.drive(parts, link, out, {"mpi": "", "ranks": 1}, quiet)
 
 
 def _run_as_rank(comm: Any, load: Callable[[], Config], overwrite: bool, quiet: bool) -> Path | None:
     rank, size = comm.rank, comm.size
-    parts: Parts | None = None
-    complaint = ""
-    workers: dict[int, Client] = {}
-    try:
+
+    def prepare() -> tuple[Parts, Any, tuple]:
         config = load()
         if config.run.link == "virtual":
             raise UserError(f'run.link = "virtual": takes one process, and the launcher started {size}')
         parts = build(config, size - 1)
-        if rank == 0:
-            from fbompi import server  # with HDF5, which the hosts need not load
+        if rank:
+            return parts, None, ()
+        from fbompi import server  # with HDF5, which the hosts need not load
 
-            out = server.destination(config, overwrite)
-            arguments = link_arguments(parts)
-        else:
-            mine = [c for c in range(parts.clients) if mpi.host_of(c, size) == rank]
-            workers = {c: parts.client(c) for c in mine}
-    except UserError as e:
-        complaint = e.text()
-    who, text = mpi.agree(comm, complaint)
-    if who >= 0:
-        mpi.finish()
-        if rank:  # with status 0: launchers kill the other ranks of one that failed, and rank 0 has something to say
-            return None
-        raise UserError.of(text)
-    assert parts is not None
+        return parts, server.destination(config, overwrite), link_arguments(parts)
+
+    prepared = _on_all_ranks(comm, prepare)
+    if prepared is None:
+        return None
+    parts, out, arguments = prepared
+    # Shards are read and kernels compiled only when the configuration is known to be good.
+    mine = [c for c in range(parts.clients) if rank and mpi.host_of(c, size) == rank]
+    workers = _on_all_ranks(comm, lambda: {c: parts.client(c) for c in mine})
+    if workers is None:
+        return None
     if rank == 0:
+        from fbompi import server
+
         link = mpi.MpiLink(comm, *arguments)
         path = server.drive(parts, link, out, {"mpi": mpi.library(), "ranks": size}, quiet)
         mpi.finish()
@@ -73,3 +76,19 @@ def _run_as_rank(comm: Any, load: Callable[[], Config], overwrite: bool, quiet: 
         raise
     mpi.finish()
     return None
+
+
+def _on_all_ranks(comm: Any, make: Callable[[], T]) -> T | None:
+    """What `make` gives; if any rank cannot, rank 0 says why and the others leave (None)."""
+    rank, made, complaint = comm.rank, None, ""
+    try:
+        made = make()
+    except UserError as e:
+        complaint = e.text()
+    who, text = mpi.agree(comm, complaint)
+    if who < 0:
+        return made
+    mpi.finish()
+    if rank:  # with status 0: launchers kill the other ranks of one that failed, and rank 0 has something to say
+        return None
+    raise UserError.of(text)

@@ -3,8 +3,8 @@
     y_T(x):  y ← y − β ∇_y g(x, y), T times, from a given y
     J_p  =  [y_T(x + μ_p e_p) − y_T(x)] / μ_p  ≈  ∂y_T/∂x_p            result_p = ⟨w, J_p⟩
 
-The unperturbed copy and the perturbed ones advance together: an inner step is one call of `gradients` for all of them,
-which for `Regression.gradients` is one pass over the data. Only gradients are used, no second-order product.
+The unperturbed copy and the perturbed ones advance together: an inner step is one gradient of all of them, which for
+`Regression.gradients` is one pass over the data. Only gradients are used, no second-order product.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def increments(x: Array, which: Array, dtype: Any = np.float64, scale: float = 1
 
 
 def coordinates(
-    gradients: Callable[[Array, Array], Array],
+    inner: Callable[[Array], Callable[[Array], Array]],
     x: Array,
     y: Array,
     which: Array,
@@ -45,11 +45,12 @@ def coordinates(
 
     Parameters
     ----------
-    gradients : (k × dim_x, k × dim_y) -> k × dim_y
-        ∇_y g of k copies, each at its own x and y.
+    inner : k × dim_x -> (k × dim_y -> k × dim_y)
+        Given the copies' x, the function that gives ∇_y g of every copy at its own y. What depends on x alone is
+        computed once for all steps.
     which : indices, or a mask over x
     mu : increments, one per coordinate; `increments` where it is None
-    dtype : of the arithmetic inside `gradients`
+    dtype : of the arithmetic of the gradients
     """
     xp = _library(x)
     which = xp.asarray(which)
@@ -61,9 +62,10 @@ def coordinates(
         # The first copy is the unperturbed one, in each group: sums must run in the same order to be subtracted.
         copies = xp.repeat(x[None], len(which[part]) + 1, axis=0)
         copies[xp.arange(1, len(copies)), which[part]] += mu[part]
+        gradients = inner(copies)
         Y = xp.repeat(xp.asarray(y, np.float64)[None], len(copies), axis=0)
         for _ in range(steps):
-            Y -= step_size * gradients(copies, Y)
+            Y -= step_size * gradients(Y)
         quotients = (Y[1:] - Y[0]) / mu[part][:, None]
         result[part] = quotients if w is None else quotients @ w
     return result

@@ -145,7 +145,8 @@ class Masked(Regression):
         self.__dict__.update(whole.__dict__)
         held = self.coordinates = whole.xp.ascontiguousarray(held, np.int64)
         size, width = whole.shape[0] * whole.shape[1], whole.shape[1]
-        if held.ndim != 1 or (len(held) and (int(held[0]) < 0 or int(held[-1]) >= size or (held[1:] <= held[:-1]).any())):
+        rising = held.ndim == 1 and not (held[1:] <= held[:-1]).any()
+        if not rising or (len(held) and not 0 <= int(held[0]) <= int(held[-1]) < size):
             raise ValueError(f"held: expected coordinates 0 to {size - 1} in rising order, each once")
         self.last, self.shape = None, held.shape
         self.features_held, self.positions = whole.xp.unique(held % width, return_inverse=True)

@@ -25,7 +25,7 @@ from fbompi.client import Client
 from fbompi.config import Above, AtLeast
 from fbompi.errors import UserError
 from fbompi.links.link import Link
-from fbompi.messages import Array, task
+from fbompi.messages import Array, Shapes, task
 
 DENSE_LIMIT = 512  # rows of a Hessian that may travel as a matrix
 
@@ -114,13 +114,6 @@ class Afbo:
         p = self.p = parameters
         self.setting, m = setting, setting.clients
         self.quorum = min(3, m) if p.quorum == "auto" else p.quorum or m
-        if self.quorum > m:
-            raise UserError(f"algorithm.quorum = {p.quorum}: there are only {m} clients")
-        if p.hypergradient in ("dense", "printed") and setting.shapes.dim_y > DENSE_LIMIT:
-            raise UserError(
-                f'algorithm.hypergradient = "{p.hypergradient}": matrices of {setting.shapes.dim_y} rows; '
-                f'this check is for at most {DENSE_LIMIT}; use "warm"'
-            )
         if p.hypergradient == "printed":
             warnings.warn("the printed formula is not a Hessian inverse: expect a wrong hypergradient", stacklevel=2)
         self.inner_bound = EVER if p.inner_bound < 0 else p.inner_bound
@@ -131,13 +124,22 @@ class Afbo:
         self.local_step = np.array([self.beta if p.local_step == "auto" else p.local_step])
 
     @classmethod
-    def used_tasks(cls, parameters: AfboParameters) -> dict:
-        """The kinds of tasks that a run with these parameters sends."""
-        dense = parameters.hypergradient in ("dense", "printed")
+    def used_tasks(cls, parameters: AfboParameters, shapes: Shapes) -> dict:
+        """The kinds of tasks that a run with these parameters sends; parameters that do not fit are refused."""
+        p, m = parameters, len(shapes.blocks)
+        if p.quorum != "auto" and p.quorum > m:
+            raise UserError(f"algorithm.quorum = {p.quorum}: there are only {m} clients")
+        dense = p.hypergradient in ("dense", "printed")
+        if dense and shapes.dim_y > DENSE_LIMIT:
+            raise UserError(
+                f'algorithm.hypergradient = "{p.hypergradient}": matrices of {shapes.dim_y} rows; '
+                f'this check is for at most {DENSE_LIMIT}; use "warm"'
+            )
         return {k: f for k, f in cls.tasks.items() if k == "lower" or (k == "matrices") == dense}
 
     def start(self, x: Array, y: Array) -> State:
-        recent = {k: Recent(f.gives, self.setting.shapes) for k, f in self.used_tasks(self.p).items()}
+        shapes = self.setting.shapes
+        recent = {k: Recent(f.gives, shapes) for k, f in self.used_tasks(self.p, shapes).items()}
         return State(x, y, np.zeros_like(y), DistanceOverGradients.at(x), recent, set(range(self.setting.clients)))
 
     def round(self, s: State, link: Link) -> None:

@@ -20,7 +20,7 @@ from fbompi.algorithms.steps import DistanceOverGradients, schedule
 from fbompi.client import Client
 from fbompi.config import Above, AtLeast
 from fbompi.links.link import Link
-from fbompi.messages import Array, task
+from fbompi.messages import Array, Shapes, task
 from fbompi.randomness import stream
 
 
@@ -86,7 +86,7 @@ class FedMbo:
         self.beta = 1 / setting.smoothness if parameters.step_y == "auto" else parameters.step_y
 
     @classmethod
-    def used_tasks(cls, parameters: FedMboParameters) -> dict:
+    def used_tasks(cls, parameters: FedMboParameters, shapes: Shapes) -> dict:
         """The kinds of tasks that a run with these parameters sends."""
         return cls.tasks
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import numpy as np
 
 from fbompi.bench.timing import Case, in_turn
@@ -20,7 +23,7 @@ def cases(repeats: int, threads: int) -> list[Case]:
 
 def _case(rows: int, features: int, outputs: int, repeats: int, threads: int) -> Case:
     rng = np.random.default_rng(0)
-    loss = "logistic" if outputs == 1 else "softmax"
+    loss: Literal["softmax", "logistic"] = "logistic" if outputs == 1 else "softmax"
     labels = rng.integers(0, max(outputs, 2), rows)
     data = Regression(rng.random((rows, features)), labels, outputs, loss=loss, bias=True, threads=threads)
     x, y = 0.1 * rng.standard_normal(rows), np.zeros(outputs * (features + 1))
@@ -31,11 +34,12 @@ def _case(rows: int, features: int, outputs: int, repeats: int, threads: int) ->
     def weights(x: np.ndarray) -> np.ndarray:
         return 1 / (rows * (1 + np.exp(-x)))
 
-    def gradients(xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
-        return data.gradients(ys, weights(xs)).reshape(ys.shape) + ridge * ys
+    def inner(xs: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        w = weights(xs)
+        return lambda ys: data.gradients(ys, w).reshape(ys.shape) + ridge * ys
 
     def together() -> np.ndarray:
-        return jacobian.coordinates(gradients, x, y, which, STEPS, step_size, w)
+        return jacobian.coordinates(inner, x, y, which, STEPS, step_size, w)
 
     def inner_solve(x: np.ndarray) -> np.ndarray:
         z, at_x = y.copy(), weights(x)

@@ -59,9 +59,8 @@ def page(cases: list[Case]) -> str:
             what = max(case.limit, key=case.limit.__getitem__)
             share = case.limit[what] / case.best(OURS)
             lines += [f"  {'this machine at best':<26}{1e3 * case.limit[what]:>10.2f} ms {share:8.2f}   ({what})"]
-    return "\n".join(
-        [*lines, "", "times are the best, ratios (others' time / ours) the median over the repetitions, quartiles beside"]
-    )
+    lines += ["", "times are the best; ratios (others' time / ours) the median over the repetitions, quartiles beside"]
+    return "\n".join(lines)
 
 
 def as_json(cases: list[Case]) -> list[dict[str, Any]]:

@@ -30,7 +30,6 @@ class Case:
         return float(middle), float(low), float(high)
 
 
-
 def in_turn(contestants: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
     """Seconds of each contestant, `repeats` times, in turn."""
     for call in contestants.values():

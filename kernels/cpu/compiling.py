@@ -77,7 +77,7 @@ class Kernel:
         return f"{self.__name__}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}"
 
     def _announce(self) -> None:
-        for tell in before_compiling:
+        for tell in list(before_compiling):
             tell(self.__name__)
 
 

@@ -14,8 +14,16 @@ from numba import types
 
 from fbompi.kernels.cpu.compiling import kernel
 from fbompi.kernels.cpu.regression import (
-    JACOBIAN, KEPT, RESIDUAL, Engine, chunk_rows, given, place, row_by_row, share_out,
-)  # fmt: skip
+    JACOBIAN,
+    KEPT,
+    RESIDUAL,
+    Engine,
+    chunk_rows,
+    given,
+    place,
+    row_by_row,
+    share_out,
+)
 from fbompi.kernels.cpu.tiles import MASKED_VECTORS, VECTOR_BYTES, feature, masked_column, masked_sums
 
 Array = np.ndarray
@@ -63,9 +71,7 @@ def masked_pass(
                         flat[j, i] = work[i, j] if i < rows else work.dtype.type(0)
                 for q in range(copies):
                     for c in range(outputs):
-                        masked_sums(
-                            turned, positions, starts[c], starts[c + 1], flat, q * outputs + c, sums[number, q]
-                        )
+                        masked_sums(turned, positions, starts[c], starts[c + 1], flat, q * outputs + c, sums[number, q])
 
 
 @numba.njit(error_model="numpy", fastmath={"contract"})

@@ -21,7 +21,7 @@ from numba import types
 
 from fbompi.kernels.cpu.compiling import Kernel, kernel
 from fbompi.kernels.cpu.exponential import exponentials
-from fbompi.kernels.cpu.tiles import dots, group_size, outer
+from fbompi.kernels.cpu.tiles import address, dots, group_size, outer
 
 Array = np.ndarray
 
@@ -69,16 +69,19 @@ def regression_pass(
     affine = shift != 0 or scale != 1
     summing = mode in (RESIDUAL, KEPT, JACOBIAN)
     # Where all rows lie alike in their cache lines, tiles of features begin with one: no load touches two of them.
-    aligned = -X.ctypes.data % 64 // X.itemsize if X.strides[0] % 64 == 0 else 0
+    aligned = -address(X) % 64 // X.itemsize if X.strides[0] % 64 == 0 else 0
     aligned = aligned if aligned < d else 0
     block = min(block, max(n, 1))
-    work = np.zeros((block + 1, columns), V.dtype)
+    work = np.empty((block + 1, columns), V.dtype)
+    totals = np.empty(columns, V.dtype)
     offsets, next_offsets = np.empty(block + 1, np.int64), np.empty(block + 1, np.int64)
     for number in range(first_chunk, last_chunk):
         begin, end = number * chunk, min((number + 1) * chunk, n)
         G = sums[number if summing else 0]
-        G[:] = 0
-        totals = np.zeros(columns, V.dtype)
+        for j in range(columns if summing else 0):
+            totals[j] = 0
+            for k in range(G.shape[1]):
+                G[j, k] = 0
         for at in range(begin, end, block):
             rows = min(block, end - at)
             place(offsets, X, index, at, rows, n)
@@ -108,9 +111,10 @@ def relative_model(V, d, outputs, computed, scale, shift):
     """
     line = 64 // V.itemsize
     columns = V.shape[0] // outputs * computed
-    model = np.zeros((columns, (d + line - 1) // line * line), V.dtype)
-    constants = np.zeros(columns, V.dtype)
+    model = np.empty((columns, (d + line - 1) // line * line), V.dtype)
+    constants = np.empty(columns, V.dtype)
     for j in range(columns):
+        constants[j] = 0
         row, last = j // computed * outputs + j % computed, (j // computed + 1) * outputs - 1
         for k in range(V.shape[1]):
             v = V[row, k] - V[last, k] if computed < outputs else V[row, k]
@@ -161,7 +165,7 @@ def _scores(X, offsets, rows, model, constants, d, work):
 
 @_njit
 def row_by_row(mode, work, at, copies, outputs, index, labels, logistic, weights, P, keep, out):
-    """What happens to the scores of a block, by the mode; `work` has the computed columns of the copies side by side."""
+    """What happens to the scores of a block, by the mode; `work` has the copies' computed columns side by side."""
     if mode in (FORWARD, RESIDUAL):
         if logistic:
             _logistic_rows(work, at, index, labels, weights, P, keep, out, mode == RESIDUAL)
@@ -199,12 +203,12 @@ def _softmax_rows(work, at, copies, outputs, index, labels, weights, P, keep, ou
     """
     rows, columns = work.shape
     computed = columns // copies
-    lasts = np.zeros((rows, copies), work.dtype)
+    lasts = np.empty((rows, copies), work.dtype)
     for i in range(rows):
         label = _label(labels, index, at + i)
         for q in range(copies):
             row = work[i, q * computed : (q + 1) * computed]
-            top = row[0] if computed == outputs else lasts[i, q]
+            top = row[0] if computed == outputs else work.dtype.type(0)
             for c in range(computed):
                 top = row[c] if row[c] > top else top
             for c in range(computed):
@@ -221,12 +225,13 @@ def _softmax_rows(work, at, copies, outputs, index, labels, weights, P, keep, ou
             total = lasts[i, q] if computed < outputs else work.dtype.type(0)
             for c in range(computed):
                 total += row[c]
-            share = np.reciprocal(total)
+            share = work.dtype.type(1) / total
             for c in range(computed):
                 row[c] *= share
             if keep:
                 out[q, at + i] += np.log(total)
-                P[q, at + i, :computed] = row
+                for c in range(computed):
+                    P[q, at + i, c] = row[c]
                 if computed < outputs:
                     P[q, at + i, computed] = lasts[i, q] * share
             if residual:
@@ -242,9 +247,10 @@ def _logistic_rows(work, at, index, labels, weights, P, keep, out, residual):
     """The same for one score per copy and labels 0 or 1: p = 1/(1 + exp(−s))."""
     one = work.dtype.type(1)
     rows, copies = work.shape
-    scores = work.copy()
+    scores = np.empty((rows, copies), work.dtype)
     for i in range(rows):
         for q in range(copies):
+            scores[i, q] = work[i, q]
             work[i, q] = -abs(work[i, q])
     exponentials(work.reshape(-1), rows * copies)
     for i in range(rows):
@@ -414,9 +420,8 @@ def _pass_by_blas(
     """The same with many columns: the multiplications by BLAS, between them the rows as everywhere."""
     n, real, d = data.count(batch), data.real, data.X.shape[1]
     copies, outputs, width = V.shape
-    relative = V if data.logistic else V[:, :-1] - V[:, -1:]
-    columns = relative.reshape(-1, width)
-    model = (columns[:, :d] * data.scale).T
+    columns = (V if data.logistic else V[:, :-1] - V[:, -1:]).reshape(-1, width)
+    model = columns[:, :d].T if data.scale == 1 else (columns[:, :d] * data.scale).T
     constants = data.shift * columns[:, :d].sum(axis=1) + (columns[:, d] if data.bias else 0)
     summing = mode in (RESIDUAL, KEPT, JACOBIAN)
     total = np.zeros((1, len(columns), width))
@@ -429,7 +434,11 @@ def _pass_by_blas(
         rows_kernel[real](mode, work, at, copies, outputs, index, data.labels, data.logistic, weights, P, keep, out)
         if summing:
             sums = work.sum(axis=0)
-            total[0, :, :d] += data.scale * (work.T @ X) + data.shift * sums[:, None]
+            part = work.T @ X
+            if data.scale != 1 or data.shift != 0:
+                part *= data.scale
+                part += data.shift * sums[:, None]
+            total[0, :, :d] += part
             if data.bias:
                 total[0, :, d] += sums
     result = np.empty(V.shape if summing else 0)

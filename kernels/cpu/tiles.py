@@ -251,6 +251,17 @@ def feature(typing, X, offset, k, like):
     return signature, generate
 
 
+@intrinsic
+def address(typing, array):
+    """Where an array begins."""
+    signature = types.intp(array)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _Writer(context, builder, types.float64, 1).array(signature.args[0], arguments[0])[0]
+
+    return signature, generate
+
+
 MASKED_VECTORS = 8  # rows of a block of the masked loops, in vectors
 
 
