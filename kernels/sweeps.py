@@ -149,9 +149,9 @@ def own_sweep(component: Callable) -> Callable[..., Array]:
         box: tuple[float, float] = EVERYWHERE,
     ) -> Array:
         lo, hi = _bounds(box)
-        result = _padded(_point(x))[: x.size]
+        result = _padded(_point(x))
         outer, l1, l2 = _outer(shift, result)
-        compiled(data, _order(order, count), result, outer[: x.size], float(gamma), l1, l2, lo, hi)
+        compiled(data, _order(order, count), result, outer, float(gamma), l1, l2, lo, hi)
         return result
 
     return sweep
@@ -168,9 +168,9 @@ class _Sweep:
         self.X, self.per_row = _rows(X, per_row, _point(x), names)
         self.order = _order(order, len(X))
         self.box = _bounds(box)
-        self.padded = _padded(x)
-        self.result = self.padded[: x.size]
-        self.outer = _outer(shift, self.result)
+        lead = _lead(self.X, x)
+        self.result = _padded(x, lead)
+        self.outer = _outer(shift, self.result, lead)
 
     def run(self, kernel: Any, gamma: float) -> int:
         if not (self.order.size and self.result.size):
@@ -178,15 +178,14 @@ class _Sweep:
         shift, l1, l2 = self.outer
         compiled = kernel[self.X.dtype, self.result.dtype]
         return compiled(
-            self.X, self.per_row, self.order, self.result, shift[: self.result.size],
-            float(gamma), l1, l2, *self.box, *self.coding,
+            self.X, self.per_row, self.order, self.result, shift, float(gamma), l1, l2, *self.box, *self.coding,
         )  # fmt: skip
 
 
 def _value(kernel: Any, X: Array, per_row: Array, x: Array, scale: float, offset: float, names: tuple) -> float:
     coding = _coding(X, scale, offset)
     rows, per_row = _rows(X, per_row, _point(x), names)
-    return kernel[rows.dtype, x.dtype](rows, per_row, _padded(x)[: x.size], *coding)
+    return kernel[rows.dtype, x.dtype](rows, per_row, _padded(x, _lead(rows, x)), *coding)
 
 
 def _cpu() -> ModuleType:
@@ -248,28 +247,33 @@ def _bounds(box: tuple[float, float]) -> tuple[float, float]:
     return lo, hi
 
 
-def _outer(shift: Array | Fresh | None, x: Array) -> tuple[Array, float, float]:
+def _outer(shift: Array | Fresh | None, x: Array, lead: int = 0) -> tuple[Array, float, float]:
     """The vector that every step subtracts, and the multiples of sign(x) and of x."""
     if shift is None:
-        return _padded(np.zeros_like(x)), 0.0, 0.0
+        return _padded(np.zeros_like(x), lead), 0.0, 0.0
     if isinstance(shift, Fresh):
         l1, l2 = float(shift.weight * shift.l1), float(shift.weight * shift.l2)
         anchor = np.zeros_like(x) if shift.anchor is None else np.asarray(shift.anchor)
         if anchor.shape != x.shape:
             raise ValueError(f"shift.anchor: got shape {anchor.shape}, expected {x.shape}")
-        return _padded((-l2 * anchor).astype(x.dtype)), l1, l2
+        return _padded((-l2 * anchor).astype(x.dtype), lead), l1, l2
     if np.shape(shift) != x.shape:
         raise ValueError(f"shift: got shape {np.shape(shift)}, expected {x.shape}")
-    return _padded(np.asarray(shift, dtype=x.dtype)), 0.0, 0.0
+    return _padded(np.asarray(shift, dtype=x.dtype), lead), 0.0, 0.0
 
 
-def _padded(x: Array) -> Array:
-    """A copy that begins a cache line and ends one, with zeros after x."""
-    size = -(-x.nbytes // LINE) * LINE
+def _lead(X: Array, x: Array) -> int:
+    """Elements between the beginning of a cache line and that of a row, if that is the same for all rows."""
+    return X.ctypes.data % LINE // X.itemsize if X.dtype == x.dtype and X.strides[0] % LINE == 0 else 0
+
+
+def _padded(x: Array, lead: int = 0) -> Array:
+    """A copy that begins `lead` elements into a cache line; zeros fill the rest of its first and last lines."""
+    size = -(-(lead * x.itemsize + x.nbytes) // LINE) * LINE
     memory = np.zeros(size + LINE, dtype=np.uint8)
     begin = -memory.ctypes.data % LINE
-    copy = memory[begin : begin + size].view(x.dtype)
-    copy[: x.size] = x
+    copy = memory[begin : begin + size].view(x.dtype)[lead : lead + x.size]
+    copy[:] = x
     return copy
 
 
