@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fbompi.kernels import on_gpu
 from fbompi.messages import NO_CALLS, Array, TaskFunction, task
 from fbompi.problem import Oracles
 from fbompi.randomness import stream
@@ -19,10 +20,13 @@ GRADIENTS, HVPS, CROSSES = range(3)  # places in `Client.calls`
 
 
 class Client:
-    """The oracles of one shard, as one task sees them: minibatches drawn afresh at every call, calls counted."""
+    """The oracles of one shard, as one task sees them: minibatches drawn afresh at every call, calls counted.
 
-    def __init__(self, oracles: Oracles, index: int, seed: int, batch: int) -> None:
-        self.oracles, self.index, self.seed, self.batch = oracles, index, seed, batch
+    With a `device` (`fbompi.kernels.cuda.device`), arrays and minibatches are put there before an oracle sees them.
+    """
+
+    def __init__(self, oracles: Oracles, index: int, seed: int, batch: int, device: Any = None) -> None:
+        self.oracles, self.index, self.seed, self.batch, self.device = oracles, index, seed, batch, device
         self.number, self.local_steps, self.calls = 0, 1, list(NO_CALLS)
         self._rng: np.random.Generator | None = None
 
@@ -31,6 +35,8 @@ class Client:
     ) -> tuple[Array, ...]:
         """Run a task function from a clean slate; `calls` tells afterwards what it took."""
         self.number, self.local_steps, self.calls, self._rng = number, local_steps, list(NO_CALLS), None
+        if self.device is not None:
+            arrays = [self.device.asarray(array) for array in arrays]
         result = function(self, *arrays)
         return result if isinstance(result, tuple) else (result,)
 
@@ -47,7 +53,8 @@ class Client:
             self.calls[oracle] += size
             return None
         self.calls[oracle] += self.batch
-        return self.rng.integers(size, size=self.batch)
+        drawn = self.rng.integers(size, size=self.batch)
+        return drawn if self.device is None else self.device.asarray(drawn)
 
     def upper_grad(self, x: Array, y: Array) -> tuple[Array, Array]:
         grad_x, grad_y = self.oracles.upper_grad(x, y, self._draw(GRADIENTS, self.oracles.upper_size))
@@ -67,7 +74,7 @@ class Client:
 
     def _checked(self, result: Array, like: Array, oracle: str) -> Array:
         """The result as float64 of the right shape: a vector of one entry would otherwise spread over all."""
-        result = np.asarray(result, np.float64)
+        result = result.astype(np.float64, copy=False) if on_gpu(result) else np.asarray(result, np.float64)
         if result.shape != like.shape:
             name = type(self.oracles.problem).__name__
             raise ValueError(f"{name}.{oracle} of client {self.index}: shape {result.shape}, expected {like.shape}")

@@ -152,10 +152,13 @@ def pack(
     for array in arrays:
         begin, end = end, end + array.size
         buffer[begin:end] = array if array.ndim == 1 else array.ravel()
-    _HEADER.pack_into(
-        buffer.data, 0, _MAGIC, kind, client, number, end - HEADER_WORDS, local_steps, delay, compute, *calls
-    )
+    write_header(buffer, kind, client, number, end - HEADER_WORDS, local_steps, delay, compute, *calls)
     return 8 * end
+
+
+def write_header(buffer: Array, *fields: Any) -> None:
+    """Write the fixed part, whose fields are those of `Header`, calls apart, at the beginning of a buffer."""
+    _HEADER.pack_into(buffer.data, 0, _MAGIC, *fields)
 
 
 def unpack(buffer: Array, size: int) -> tuple[Header, Array]:

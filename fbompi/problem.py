@@ -53,6 +53,9 @@ class Problem(Protocol):
     def project_x(self, x: Array) -> Array: ...
     def project_y(self, y: Array) -> Array: ...
 
+    backend: str
+    """"cuda" where oracles take and give arrays of a GPU, batches too; missing, or "cpu", where NumPy's."""
+
     metric_meanings: dict[str, str]
 
     def metrics(self, shard: Any, x: Array, y: Array) -> dict[str, tuple[float, float]]:

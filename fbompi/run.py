@@ -15,6 +15,7 @@ from fbompi.config import Config
 from fbompi.delays import DelayModel
 from fbompi.errors import UserError
 from fbompi.links.link import Link
+from fbompi.memory import computes_on_gpu
 from fbompi.messages import Array, Shapes, TaskFunction
 from fbompi.problem import Oracles, blocks, missing_parts
 from fbompi.randomness import stream
@@ -44,7 +45,12 @@ class Parts:
         except (Exception, SystemExit) as e:
             name = self.config.run.problem
             raise registry.user_failure(e, f"problem {name}, shard of client {index}") from None
-        return Client(oracles, index, self.config.run.seed, self.config.clients.batch)
+        device = None
+        if computes_on_gpu(self.problem):
+            from fbompi.kernels.cuda.device import current
+
+            device = current()
+        return Client(oracles, index, self.config.run.seed, self.config.clients.batch, device)
 
 
 def build(config: Config, client_ranks: int = 0) -> Parts:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 # Called with the name of a kernel that is about to be compiled; not when it is loaded from the cache.
 before_compiling: list[Callable[[str], None]] = []
@@ -22,3 +23,19 @@ def threads() -> int:
     """Threads that a kernel may use: OMP_NUM_THREADS, as for everything else in a job; 1 where it is not set."""
     first = os.environ.get("OMP_NUM_THREADS", "1").split(",")[0].strip()
     return int(first) if first.isdigit() and int(first) > 0 else 1
+
+
+def on_gpu(array: Any) -> bool:
+    """Whether an array lies in a GPU's memory."""
+    return hasattr(array, "__cuda_array_interface__")
+
+
+def library(array: Any) -> Any:
+    """The array library that an array belongs to: NumPy or CuPy."""
+    if on_gpu(array):
+        from fbompi.kernels.cuda.device import current
+
+        return current().xp
+    import numpy
+
+    return numpy

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from fbompi.kernels import library, on_gpu
+
 Array = Any  # NumPy's or CuPy's
 
 COPIES = 64  # advanced together; more would only take memory
@@ -25,7 +27,7 @@ def increments(x: Array, which: Array, dtype: Any = np.float64, scale: float = 1
     √ε balances the rounding of the difference (ε/μ) and what it leaves out (μ); `scale` is the size of a change in x
     that matters. Each μ is one that x_p + μ − x_p gives back exactly.
     """
-    xp = _library(x)
+    xp = library(x)
     size = xp.maximum(xp.abs(x[which]), scale)
     return (x[which] + np.sqrt(np.finfo(dtype).eps) * size) - x[which]
 
@@ -52,7 +54,7 @@ def coordinates(
     mu : increments, one per coordinate; `increments` where it is None
     dtype : of the arithmetic of the gradients
     """
-    xp = _library(x)
+    xp = library(x)
     which = xp.asarray(which)
     which = xp.flatnonzero(which) if which.dtype == bool else which
     mu = increments(x, which, dtype) if mu is None else mu
@@ -60,20 +62,32 @@ def coordinates(
     for begin in range(0, len(which), COPIES):
         part = slice(begin, begin + COPIES)
         # The first copy is the unperturbed one, in each group: sums must run in the same order to be subtracted.
-        copies = xp.repeat(x[None], len(which[part]) + 1, axis=0)
-        copies[xp.arange(1, len(copies)), which[part]] += mu[part]
+        copies = _perturbed(xp, x, which[part], mu[part])
         gradients = inner(copies)
         Y = xp.repeat(xp.asarray(y, np.float64)[None], len(copies), axis=0)
         for _ in range(steps):
             Y -= step_size * gradients(Y)
-        quotients = (Y[1:] - Y[0]) / mu[part][:, None]
-        result[part] = quotients if w is None else quotients @ w
+        result[part] = _quotients(Y, mu[part], w)
     return result
 
 
-def _library(x: Array) -> Any:
-    if hasattr(x, "__cuda_array_interface__"):
-        import cupy
+def _perturbed(xp: Any, x: Array, which: Array, mu: Array) -> Array:
+    """x, and below it copies with one coordinate each moved by its μ."""
+    which, mu = (xp.concatenate([xp.zeros(1, part.dtype), part]) for part in (which, mu))
+    if on_gpu(x):
+        from fbompi.kernels.cuda.coordinates import perturbed_copies
 
-        return cupy
-    return np
+        return perturbed_copies(x, which, mu)
+    copies = np.repeat(x[None], len(which), axis=0)
+    copies[np.arange(len(which)), which] += mu
+    return copies
+
+
+def _quotients(Y: Array, mu: Array, w: Array | None) -> Array:
+    """The difference of each copy from the first over its μ; with w, its product with that."""
+    if w is not None and on_gpu(Y):
+        from fbompi.kernels.cuda.coordinates import difference_quotients
+
+        return difference_quotients(Y[1:], Y[0], w, mu)
+    quotients = (Y[1:] - Y[0]) / mu[:, None]
+    return quotients if w is None else quotients @ w

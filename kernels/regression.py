@@ -53,8 +53,8 @@ class Regression:
         if X.dtype != np.uint8 and (scale, shift) != (1.0, 0.0):
             raise ValueError("scale and shift are for uint8 features; multiply others yourself")
         # Rows may be any distance apart; within a row the kernels want neighbours.
-        self.X = X if X.shape[1] <= 1 or X.strides[1] == X.itemsize else self.xp.ascontiguousarray(X)
-        self.labels = self.xp.ascontiguousarray(labels, np.int64)
+        self.X = X if X.shape[1] <= 1 or X.strides[1] == X.itemsize else self.xp.asarray(X, order="C")
+        self.labels = self.xp.asarray(labels, np.int64, order="C")
         most = 2 if loss == "logistic" else outputs
         if self.labels.shape != X.shape[:1]:
             raise ValueError(f"labels: expected {len(X)}, one per row of X, got shape {self.labels.shape}")
@@ -112,13 +112,13 @@ class Regression:
 
     def real_model(self, Y: Array) -> Array:
         """A model, or several of them, in the working precision: (…, outputs, width)."""
-        Y = self.xp.ascontiguousarray(Y, self.real)
+        Y = self.xp.asarray(Y, self.real, order="C")
         return Y if Y.shape[-len(self.shape) :] == self.shape else Y.reshape(*Y.shape[:-1], *self.shape)
 
     def real_weights(self, weights: Weights, n: int, copies: int | None = None) -> Array:
         if weights is None:
             return self.xp.full(n, 1 / max(n, 1), self.real)
-        weights = self.xp.ascontiguousarray(weights, self.real)
+        weights = self.xp.asarray(weights, self.real, order="C")
         if weights.shape not in ((n,), (copies, n)):
             raise ValueError(f"weights: expected {n}, one per sample, got shape {weights.shape}")
         return weights
@@ -143,7 +143,7 @@ class Masked(Regression):
 
     def __init__(self, whole: Regression, held: Array) -> None:
         self.__dict__.update(whole.__dict__)
-        held = self.coordinates = whole.xp.ascontiguousarray(held, np.int64)
+        held = self.coordinates = whole.xp.asarray(held, np.int64, order="C")
         size, width = whole.shape[0] * whole.shape[1], whole.shape[1]
         rising = held.ndim == 1 and not (held[1:] <= held[:-1]).any()
         if not rising or (len(held) and not 0 <= int(held[0]) <= int(held[-1]) < size):
@@ -240,7 +240,7 @@ class Point:
 
 def _engine(backend: str | None, X: Array) -> tuple[Any, Any, Array]:
     """The functions that compute, the array library that goes with them, and X where they can reach it."""
-    if backend == "cuda" or (backend is None and hasattr(X, "__cuda_array_interface__")):
+    if backend == "cuda" or (backend is None and kernels.on_gpu(X)):
         from fbompi.kernels.cuda import regression as engine
 
         xp = engine.array_library()

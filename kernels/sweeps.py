@@ -25,7 +25,9 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray
+from fbompi.kernels import on_gpu
+
+Array = Any  # NumPy's; for sweeps and values also CuPy's, all of them then
 
 EVERYWHERE = (-np.inf, np.inf)
 LINE = 64  # bytes of a cache line, which the kernels' vectors fill
@@ -80,9 +82,10 @@ def logistic_sweep(
     -------
     The point after the last step, a new array; a copy of x if there are no steps.
     """
-    kernels = _cpu()
+    if on_gpu(x):
+        return _cuda().logistic_sweep(X, t, x, gamma, shift, order, box, scale, offset)
     call = _Sweep(X, t, x, shift, order, box, scale, offset, names=("X", "t"))
-    done = call.run(kernels.logistic_sweep, gamma)
+    done = call.run(_cpu().logistic_sweep, gamma)
     if done < call.order.size:
         row = call.order[done]
         raise ValueError(f"t: got {t[row]} for row {row}, expected -1 or +1")
@@ -103,9 +106,10 @@ def location_sweep(
     The subgradient is (x − c_j)/‖x − c_j‖ outside the ball and 0 in it and on its surface. `centres` is m×n; the other
     arguments and the result are as in `logistic_sweep`.
     """
-    kernels = _cpu()
+    if on_gpu(x):
+        return _cuda().location_sweep(centres, radii, x, gamma, shift, order, box)
     call = _Sweep(centres, radii, x, shift, order, box, 1.0, 0.0, names=("centres", "radii"))
-    done = call.run(kernels.location_sweep, gamma)
+    done = call.run(_cpu().location_sweep, gamma)
     if done < call.order.size:
         row = call.order[done]
         raise ValueError(f"radii: got {radii[row]} for row {row}, expected at least 0")
@@ -114,11 +118,15 @@ def location_sweep(
 
 def logistic_value(X: Array, t: Array, x: Array, scale: float = 1.0, offset: float = 0.0) -> float:
     """Σ_j log(1 + exp(−t_j⟨a_j, x⟩)) over all rows, summed in float64; arguments as in `logistic_sweep`."""
+    if on_gpu(x):
+        return _cuda().logistic_value(X, t, x, scale, offset)
     return _value(_cpu().logistic_value, X, t, x, scale, offset, ("X", "t"))
 
 
 def location_value(centres: Array, radii: Array, x: Array) -> float:
     """Σ_j max(‖x − c_j‖ − r_j, 0) over all balls, summed in float64."""
+    if on_gpu(x):
+        return _cuda().location_value(centres, radii, x)
     return _value(_cpu().location_value, centres, radii, x, 1.0, 0.0, ("centres", "radii"))
 
 
@@ -191,6 +199,12 @@ def _value(kernel: Any, X: Array, per_row: Array, x: Array, scale: float, offset
 def _cpu() -> ModuleType:
     """The compiled kernels; here, as importing Numba takes a while and few commands need it."""
     from fbompi.kernels.cpu import sweeps
+
+    return sweeps
+
+
+def _cuda() -> ModuleType:
+    from fbompi.kernels.cuda import sweeps
 
     return sweeps
 

@@ -10,7 +10,7 @@ import itertools
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,10 +20,12 @@ import pytest
 from cuda_shim import ORDERS, Shim
 
 from fbompi.errors import UserError
+from fbompi.kernels import jacobian
 from fbompi.kernels import sweeps as cpu_sweeps
 from fbompi.kernels.cuda import coordinates, regression, sweeps
 from fbompi.kernels.cuda import device as devices
-from fbompi.kernels.cuda.device import HERE, KERNELS, Device, message_buffer, receive_into, source, using
+from fbompi.kernels.cuda.device import HERE, KERNELS, Device, source, using
+from fbompi.kernels.mlp import MLP
 from fbompi.kernels.regression import Regression
 from fbompi.kernels.sweeps import Fresh
 
@@ -193,7 +195,7 @@ def test_arguments_of_the_wrong_type_or_number_are_reported(build: Path, wrong: 
 
 def test_arrays_that_are_not_contiguous_are_refused(build: Path) -> None:
     with pytest.raises(ValueError, match="argument 1 is not contiguous"):
-        Shim(build).launch("gather_coordinates", (np.float64,), (1,), 32, (np.int64(4), np.zeros(8)[::2], None, None))
+        Shim(build).launch("perturbed_copies", (np.float64,), (1,), 32, (np.int64(4), np.zeros(8)[::2], None, None))
 
 
 # Regression
@@ -350,7 +352,7 @@ def test_a_float_shard_is_multiplied_where_it_lies(build: Path) -> None:
             data = samples(shim, 30, 5, 2, feature, real)
             regression.forward(data, batch, np.zeros((2, 6), real))
         assert "gather_rows" not in shim.launches
-        regression.forward(data, np.array([1, 2]), np.zeros((2, 6), np.float32))
+        regression.forward(data, shim.asarray(np.array([1, 2])), np.zeros((2, 6), np.float32))
         assert "gather_rows" in shim.launches
 
 
@@ -369,7 +371,8 @@ def test_a_regression_is_the_same_on_the_cpu(build: Path, loss: Any, real: Any, 
     with using(Shim(build)) as shim:
         data = samples(shim, 150, 20, outputs, feature, real, loss == "logistic")
         settings = {"loss": loss, "bias": True, "scale": data.scale, "shift": data.shift, "dtype": real}
-        here, there = (Regression(data.X, data.labels, outputs, backend=b, **settings) for b in ("cpu", "cuda"))
+        here = Regression(shim.to_host(data.X), shim.to_host(data.labels), outputs, **settings)
+        there = Regression(data.X, data.labels, outputs, **settings)  # the arrays say where
         rng = np.random.default_rng(2)
         Y, V = rng.normal(size=(2, *here.shape))
         for batch in (None, rng.integers(0, 150, 40), np.array([], np.int64)):
@@ -517,28 +520,65 @@ def test_sweeps_end_where_those_of_the_cpu_do(build: Path, real: Any, feature: A
     with using(Shim(build)) as shim:
         for shift in (None, x / 100, Fresh(0.01, 1.0, 0.5, x[::-1])):
             args = X, t, x, 0.2, shift, order, (-1.0, 1.0), *coding
-            close(shim, sweeps.logistic_sweep(*args), cpu_sweeps.logistic_sweep(*args), real)
+            close(shim, cpu_sweeps.logistic_sweep(*there(shim, *args)), cpu_sweeps.logistic_sweep(*args), real)
             balls = rng.uniform(-1, 1, (60, 40)).astype(real), rng.uniform(0, 6, 60), x, 0.2, shift, order, (-1.0, 1.0)
-            close(shim, sweeps.location_sweep(*balls), cpu_sweeps.location_sweep(*balls), real)
+            close(shim, cpu_sweeps.location_sweep(*there(shim, *balls)), cpu_sweeps.location_sweep(*balls), real)
+        for value, numbers in ((cpu_sweeps.logistic_value, (X, t, x, *coding)), (cpu_sweeps.location_value, balls[:3])):
+            assert value(*there(shim, *numbers)) == pytest.approx(
+                value(*numbers), rel=1e-5 if real == np.float32 else 1e-13
+            )
+
+
+def there(device: Device, *args: Any) -> list[Any]:
+    """The same arguments with their arrays on the device."""
+
+    def move(argument: Any) -> Any:
+        if isinstance(argument, Fresh):
+            return replace(argument, anchor=move(argument.anchor))
+        return device.asarray(argument) if isinstance(argument, np.ndarray) else argument
+
+    return [move(argument) for argument in args]
+
+
+def test_wrong_labels_and_radii_are_refused_on_a_gpu_too(build: Path) -> None:
+    X, x = np.ones((2, 3)), np.zeros(3)
+    with using(Shim(build)) as shim:
+        with pytest.raises(ValueError, match="t: expected -1 or"):
+            cpu_sweeps.logistic_sweep(*there(shim, X, np.array([1.0, np.nan]), x, 0.1))
+        with pytest.raises(ValueError, match="radii: expected at least 0"):
+            cpu_sweeps.location_sweep(*there(shim, X, np.array([1.0, -1.0]), x, 0.1))
+
+
+def test_every_function_that_the_host_code_calls_is_one_of_cupys(build: Path) -> None:
+    """Of the functions that a regression, a network and a Jacobian call on the simulated library."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    with using(Shim(build)) as shim:
+        rng = np.random.default_rng(0)
+        X, labels = shim.asarray(rng.random((9, 4))), shim.asarray(rng.integers(0, 3, 9))
+        data = Regression(X, labels, 3, bias=True)
+        y = shim.asarray(rng.random(15))
+        data.held(shim.asarray(np.array([0, 4, 7]))).at(y[:3]).hvp(y[:3])
+        x = shim.asarray(rng.random(9))
+        w = shim.asarray(rng.random(15))
+        found = jacobian.coordinates(
+            lambda xs: lambda ys: data.gradients(ys, xs).reshape(ys.shape),
+            x,
+            y,
+            shim.asarray(np.arange(9) < 5),
+            3,
+            0.1,
+            w,
+        )
+        mlp = MLP(X, labels, 5, 3)
+        point = mlp.at(shim.asarray(rng.random(mlp.dim_x)), shim.asarray(rng.random(mlp.dim_y)))
+        point.gradient()
+        point.neumann(point.gradient_y(), 3, 10.0)
+        assert shim.to_host(found).shape == (5,) and "perturbed_copies" in shim.launches
+        assert len(shim.xp.called) > 5
+        assert not [name for name in shim.xp.called if not hasattr(cupy, name)]
 
 
 # Coordinates
-
-
-@pytest.mark.parametrize("real", REALS)
-@pytest.mark.parametrize(("size", "count"), [(1, 1), (700, 0), (700, 33), (700, 700)])
-def test_held_coordinates(device: Device, size: int, count: int, real: Any) -> None:
-    rng = np.random.default_rng(size)
-    x, held = rng.normal(size=size).astype(real), rng.permutation(size)[:count]
-    values = rng.normal(size=count).astype(real)
-    there, held_there = device.asarray(x.copy()), device.asarray(held)
-    assert (device.to_host(coordinates.gather_coordinates(there, held_there)) == x[held]).all()
-    coordinates.scatter_coordinates(there, held_there, device.asarray(values))
-    x[held] = values
-    assert (device.to_host(there) == x).all()
-    coordinates.scatter_add(there, held_there, device.asarray(values), 0.5)
-    x[held] += real(0.5) * values
-    close(device, there, x, real)
 
 
 @pytest.mark.parametrize("real", REALS)
@@ -555,70 +595,7 @@ def test_finite_differences_of_a_linear_map(device: Device, size: int, copies: i
     close(device, quotients, w[index], real)
 
 
-# The device itself, and its arrays in messages
-
-
-class OnGpu:
-    """An array that only its device can read."""
-
-    __cuda_array_interface__: dict = {}
-
-    def __init__(self, values: np.ndarray) -> None:
-        self.values, self.shape, self.dtype = values, values.shape, values.dtype
-
-
-class Recorder(Device):
-    """A device that writes down what it is asked for."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    def synchronize(self) -> None:
-        self.seen.append("synchronize")
-
-    def to_host(self, array: OnGpu, out: np.ndarray | None = None) -> np.ndarray:
-        self.seen.append("to_host")
-        assert out is not None
-        out[...] = array.values
-        return out
-
-    def fill(self, array: OnGpu, host: np.ndarray) -> None:
-        self.seen.append("fill")
-        array.values[...] = host
-
-    def pinned(self, shape: Any, dtype: Any) -> np.ndarray:
-        self.seen.append("pinned")
-        return np.empty(shape, dtype)
-
-
-def test_numpy_arrays_are_their_own_messages() -> None:
-    array = np.arange(4.0)
-    for cuda_aware in (False, True):
-        assert message_buffer(array, cuda_aware) is array
-        buffer, deliver = receive_into(array, cuda_aware)
-        assert buffer is array
-        deliver()
-
-
-def test_device_arrays_are_given_to_mpi_only_when_they_are_finished() -> None:
-    array = OnGpu(np.arange(4.0))
-    with using(Recorder()) as recorder:
-        assert message_buffer(array, True) is array
-        assert receive_into(array, True)[0] is array
-        assert recorder.seen == ["synchronize", "synchronize"]
-
-
-def test_device_arrays_go_through_pinned_memory_where_mpi_cannot_read_them() -> None:
-    array = OnGpu(np.arange(4.0))
-    with using(Recorder()) as recorder:
-        sent = message_buffer(array, False)
-        assert isinstance(sent, np.ndarray) and (sent == array.values).all() and sent is not array.values
-        buffer, deliver = receive_into(array, False)
-        buffer[...] = 7
-        assert (array.values == np.arange(4)).all()
-        deliver()
-        assert (array.values == 7).all()
-        assert recorder.seen == ["pinned", "to_host", "pinned", "fill"]
+# The device itself
 
 
 def test_no_cupy_and_no_gpu_are_told_in_one_line(monkeypatch: Any) -> None:
@@ -633,7 +610,7 @@ def test_no_cupy_and_no_gpu_are_told_in_one_line(monkeypatch: Any) -> None:
     with pytest.raises(UserError, match=r"finds no GPU \(cudaErrorNoDevice"):
         devices.Cuda()
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(UserError, match="CuPy, which is not installed"):
+    with pytest.raises(UserError, match="CuPy is not installed"):
         devices.Cuda()
 
 
@@ -659,16 +636,20 @@ def test_a_launch_reaches_cupy_as_cupy_wants_it(monkeypatch: Any) -> None:
         def get_function(self, name: str) -> RawKernel:
             return RawKernel(name)
 
-    runtime = SimpleNamespace(getDeviceCount=lambda: 1, CUDARuntimeError=RuntimeError)
-    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime), RawModule=RawModule)
+    runtime = SimpleNamespace(getDeviceCount=lambda: 4, CUDARuntimeError=RuntimeError)
+    chosen: list[int] = []
+    gpu_number = lambda number: SimpleNamespace(use=lambda: chosen.append(number))  # noqa: E731
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, Device=gpu_number), RawModule=RawModule)
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "5")
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     gpu = devices.Cuda()
+    assert chosen == [1]  # the sixth rank of a node with four GPUs
     x = np.zeros(3)
     for grid in ((2,), (2,), (0,)):
-        gpu.launch("gather_coordinates", (np.float64,), grid, 64, (np.int64(3), x, None, x), shared=16)
+        gpu.launch("perturbed_copies", (np.float64,), grid, 64, (np.int64(3), x, None, x), shared=16)
     assert texts == [source("coordinates.cu", (np.float64,))]
-    gpu.load("gather_coordinates", ("f8",))
-    assert [call[0] for call in calls] == ["compile", "gather_coordinates", "gather_coordinates"]
+    gpu.load("perturbed_copies", ("f8",))
+    assert [call[0] for call in calls] == ["compile", "perturbed_copies", "perturbed_copies"]
     name, grid, block, args, shared = calls[1]
-    assert (name, grid, block, shared) == ("gather_coordinates", (2,), (64,), 16)
+    assert (name, grid, block, shared) == ("perturbed_copies", (2,), (64,), 16)
     assert args[1] is x and args[2] == 0 and args[2].dtype == np.uint64

@@ -23,6 +23,7 @@ import numpy as np
 from fbompi.client import Client
 from fbompi.errors import UserError
 from fbompi.links.link import Link, all_tasks
+from fbompi.memory import HostMemory, Memory
 from fbompi.messages import (
     HEADER_WORDS,
     Array,
@@ -32,13 +33,11 @@ from fbompi.messages import (
     TaskFunction,
     Update,
     empty_buffer,
-    pack,
-    read_only,
     split,
     unpack,
 )
 
-Sent = tuple[Any, Array]  # the request of a send and its buffer
+Sent = tuple[Any, Any]  # the request of a send and its buffer
 
 # What launchers tell their processes: Open MPI, MPICH and Intel MPI, Cray PALS, Flux, srun.
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE", "FLUX_JOB_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -108,6 +107,24 @@ def has_fault_tolerance() -> bool:
         return library().startswith("Open MPI") and MPI.COMM_SELF.Get_failed().size == 0
     except (AttributeError, NotImplementedError, MPI.Exception):
         return False
+
+
+def cuda_aware() -> bool:
+    """Whether this MPI reads and writes a GPU's memory itself; FBOMPI_CUDA_AWARE=0 or 1 overrules what it says."""
+    said = os.environ.get("FBOMPI_CUDA_AWARE", "")
+    if said in ("0", "1"):
+        return said == "1"
+    import ctypes
+
+    from mpi4py import MPI
+
+    symbols = ctypes.CDLL(MPI.__file__)  # with those of the MPI library that it is linked to
+    if hasattr(symbols, "MPIX_Query_cuda_support"):  # Open MPI and what descends from it
+        return bool(symbols.MPIX_Query_cuda_support())
+    if hasattr(symbols, "MPIX_GPU_query_support"):  # MPICH; 0 stands for CUDA
+        answer = ctypes.c_int(0)
+        return symbols.MPIX_GPU_query_support(0, ctypes.byref(answer)) == 0 and bool(answer.value)
+    return os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"  # Cray's
 
 
 def agree(comm: Any, problem: str) -> tuple[int, str]:
@@ -182,16 +199,17 @@ def buffer_size(shapes: Shapes, functions: Sequence[TaskFunction]) -> int:
 class Sender:
     """Nonblocking sends from recycled buffers; each buffer rests until its send is complete."""
 
-    def __init__(self, comm: Any, size: int) -> None:
+    def __init__(self, comm: Any, size: int, memory: Memory) -> None:
         from mpi4py import MPI
 
         self._isend, self._size, self._byte = comm.Isend, size, MPI.BYTE
-        self._free: list[Array] = []
+        self._empty, self._pack = memory.empty, memory.pack
+        self._free: list[Any] = []
 
     def send(self, rank: int, *message: Any) -> Sent:
         """Pack a message (the arguments of `pack` after the buffer) and start sending it."""
-        buffer = self._free.pop() if self._free else empty_buffer(self._size)
-        length = pack(buffer, *message)
+        buffer = self._free.pop() if self._free else self._empty(self._size)
+        length = self._pack(buffer, *message)
         return self._isend([buffer, length, self._byte], rank, TAG), buffer
 
     def complete(self, sent: Sent) -> None:
@@ -214,7 +232,7 @@ class MpiLink(Link):
         self._inject = self.delays.settings.inject
         self._hosts = [host_of(c, comm.size) for c in range(self.clients)]
         self._size = size = buffer_size(self.shapes, list(self.functions.values()))
-        self._sender = Sender(comm, size)
+        self._sender = Sender(comm, size, HostMemory())
         self._sends: dict[int, Sent] = {}  # by task number
         self._buffers = [empty_buffer(size) for _ in range(self._ranks - 1)]
         self._requests = [self._receive(i) for i in range(self._ranks - 1)]
@@ -289,17 +307,19 @@ class Host:
     """A rank that hosts clients: takes tasks, serves the clients in turn, sends the answers."""
 
     def __init__(
-        self, comm: Any, workers: dict[int, Client], functions: dict[str, TaskFunction], shapes: Shapes
-    ) -> None:
+        self, comm: Any, workers: dict[int, Client], functions: dict[str, TaskFunction], shapes: Shapes,
+        memory: Memory | None = None,
+    ) -> None:  # fmt: skip
         from mpi4py import MPI
 
         self._comm, self._workers, self._shapes = comm, workers, shapes
+        self._memory = memory = memory or HostMemory()
         self._functions = list(all_tasks(functions).values())
         self._size = size = buffer_size(shapes, self._functions)
         self._byte, self._status = MPI.BYTE, MPI.Status()
-        self._sender = Sender(comm, size)
+        self._sender = Sender(comm, size, memory)
         self._sends: deque[Sent] = deque()  # oldest first; the server takes them in this order
-        self._buffer = empty_buffer(size)
+        self._buffer = memory.empty(size)
         self._queues: dict[int, deque[tuple[Header, Array]]] = {c: deque() for c in workers}
         self._turn: deque[int] = deque()  # clients with something to do, in the order of their turn
         self._held: list[tuple[float, tuple]] = []  # (when, answer) under an injected delay
@@ -341,12 +361,12 @@ class Host:
             self._take()
 
     def _take(self) -> None:
-        message = unpack(self._buffer, self._status.Get_count(self._byte))
+        message = self._memory.unpack(self._buffer, self._status.Get_count(self._byte))
         header = message[0]
         if header.kind == STOP:
             self._stopped = True
             return
-        self._buffer = empty_buffer(self._size)  # the old one belongs to the queue now
+        self._buffer = self._memory.empty(self._size)  # the old one belongs to the queue now
         self._request = self._receive()
         queue = self._queues[header.client]
         if not queue:
@@ -363,7 +383,7 @@ class Host:
         begin = time.perf_counter()
         worker, function = self._workers[client], self._functions[kind]
         layout = self._shapes.layout(function.takes, client)
-        answer = worker.answer(function, number, steps, split(read_only(payload), layout))
+        answer = worker.answer(function, number, steps, split(payload, layout))
         now = time.perf_counter()
         reply = 0, kind, client, number, answer, steps, 0.0, now - begin, worker.calls
         if delay > 0:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fbompi.client import Client
+from fbompi.kernels import on_gpu
 from fbompi.links.link import Link
 from fbompi.messages import Task, Update, read_only
 
@@ -66,4 +67,6 @@ class VirtualLink(Link):
         worker = self._workers[task.client]
         local = [read_only(array) for array in self._local_arrays(task, self._routes[task.kind][task.client])]
         arrays = worker.answer(self.functions[task.kind], task.number, task.local_steps, local)
+        if worker.device is not None:
+            arrays = tuple([worker.device.to_host(array) if on_gpu(array) else array for array in arrays])
         return Update(task, arrays, worker.calls, task.compute, self._clock)

@@ -19,6 +19,7 @@ from fbompi.config import Above, AtLeast, AtMost
 from fbompi.data import digits
 from fbompi.data.partition import partition
 from fbompi.errors import UserError
+from fbompi.kernels import library
 from fbompi.kernels.regression import Regression
 from fbompi.messages import Array
 from fbompi.randomness import stream
@@ -56,9 +57,11 @@ class HyperCleaning:
         train: Annotated[int, "training samples", AtLeast(1)] = 900,
         validation: Annotated[int, "clean validation samples", AtLeast(1)] = 300,
         partition: Annotated[Literal["iid", "sorted"], "how samples are dealt out to clients"] = "iid",
+        backend: Annotated[Literal["cpu", "cuda"], "where clients compute"] = "cpu",
         seed: Annotated[int, "seed of splitting, dealing out and corruption", AtLeast(0)] = 0,
     ) -> None:
         self.corruption, self.ridge, self.partition, self.seed = corruption, ridge, partition, seed
+        self.backend = backend
         self.images, self.labels = digits.load()
         if train + validation >= len(self.labels):
             raise UserError(
@@ -99,9 +102,10 @@ class HyperCleaning:
     def shard(self, client: int, clients: int) -> Shard:
         train, validation, test = self.parts(clients)[client]
         given = self.given_labels[train]
+        samples = self._regression(self.train[train], given)
         return Shard(
-            train=self._regression(self.train[train], given),
-            corrupted=given != self.labels[self.train[train]],
+            train=samples,
+            corrupted=samples.xp.asarray(given != self.labels[self.train[train]]),
             validation=self._regression(self.validation[validation]),
             test=self._regression(self.test[test]),
         )
@@ -109,7 +113,10 @@ class HyperCleaning:
     def _regression(self, which: Array, labels: Array | None = None) -> Regression:
         """Softmax regression with a bias on these samples; the pixels stay bytes."""
         labels = self.labels[which] if labels is None else labels
-        return Regression(self.images[which], labels, CLASSES, bias=True, scale=1 / BRIGHTEST, shift=-MEAN_PIXEL)
+        scale, shift = 1 / BRIGHTEST, -MEAN_PIXEL
+        return Regression(
+            self.images[which], labels, CLASSES, bias=True, scale=scale, shift=shift, backend=self.backend
+        )
 
     def size(self, shard: Shard) -> tuple[int, int]:
         return len(shard.validation.labels), len(shard.train.labels)
@@ -161,7 +168,7 @@ def _weights(x: Array, batch: Array | None) -> tuple[Array, Array]:
 
 def _put(values: Array, size: int, batch: Array | None) -> Array:
     """Values of a batch at their places in the whole block; a sample drawn twice counts twice."""
-    return values if batch is None else np.bincount(batch, values, size)
+    return values if batch is None else library(values).bincount(batch, values, size)
 
 
 def _sigmoid(x: Array) -> Array:

@@ -1,29 +1,4 @@
-// The coordinates a client holds of a flat vector. They are all different, so no two threads write the same one.
-
-extern "C" __global__ void gather_coordinates(
-    long long count, const REAL *__restrict__ x, const long long *__restrict__ held, REAL *__restrict__ values)
-{
-    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < count)
-        values[i] = x[held[i]];
-}
-
-extern "C" __global__ void scatter_coordinates(
-    long long count, const REAL *__restrict__ values, const long long *__restrict__ held, REAL *__restrict__ x)
-{
-    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < count)
-        x[held[i]] = values[i];
-}
-
-extern "C" __global__ void scatter_add(
-    long long count, REAL factor, const REAL *__restrict__ values, const long long *__restrict__ held,
-    REAL *__restrict__ x)
-{
-    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < count)
-        x[held[i]] += factor * values[i];
-}
+// Finite differences along coordinates of a flat vector.
 
 // Row p of `out` is x with coordinate index[p] moved by mu[p].
 extern "C" __global__ void perturbed_copies(

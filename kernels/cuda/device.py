@@ -1,4 +1,4 @@
-"""The device that the kernels run on, and how its arrays get into messages.
+"""The device that the kernels run on.
 
 Host code asks `current()` for a `Device` and never for CuPy, so that a test can put another one in its place.
 """
@@ -6,6 +6,8 @@ Host code asks `current()` for a `Device` and never for CuPy, so that a test can
 from __future__ import annotations
 
 import contextlib
+import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from importlib import import_module
@@ -24,17 +26,12 @@ KERNELS = {
     "rows.cu": ("softmax_rows", "residual_rows", "jacobian_rows", "along_rows"),
     "logistic.cu": ("logistic_sweep",),
     "location.cu": ("location_sweep",),
-    "coordinates.cu": (
-        "gather_coordinates",
-        "scatter_coordinates",
-        "scatter_add",
-        "perturbed_copies",
-        "difference_quotients",
-    ),
+    "coordinates.cu": ("perturbed_copies", "difference_quotients"),
 }
 FILE_OF = {kernel: file for file, kernels in KERNELS.items() for kernel in kernels}
 C_NAMES = {np.dtype(np.float32): "float", np.dtype(np.float64): "double", np.dtype(np.uint8): "unsigned char"}
 
+LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "SLURM_LOCALID")
 SHARED_BYTES = 48 * 1024  # what every GPU gives a block without being asked for more
 
 
@@ -49,7 +46,7 @@ def source(file: str, dtypes: Sequence[Any]) -> str:
     return defines + "".join(parts)
 
 
-class Device:
+class Device(ABC):
     """What host code needs of a GPU."""
 
     xp: Any  # the array library: CuPy, or something that behaves like it
@@ -67,33 +64,35 @@ class Device:
         if min(grid) > 0:
             self.run(name, tuple(np.dtype(dtype) for dtype in dtypes), grid, block, args, shared)
 
+    @abstractmethod
     def run(
         self, name: str, dtypes: tuple, grid: tuple[int, ...], block: int, args: Sequence[Any], shared: int
     ) -> None:
-        raise NotImplementedError
+        """As `launch`, with everything checked."""
 
+    @abstractmethod
     def load(self, name: str, dtypes: Sequence[Any]) -> None:
         """Compile a kernel now rather than at its first launch."""
 
+    @abstractmethod
     def synchronize(self) -> None:
         """Wait for everything launched so far."""
-        raise NotImplementedError
 
     def asarray(self, array: Any, dtype: Any = None) -> Array:
         """On the device, contiguous, of that type; the same array where it is so already."""
-        return self.xp.ascontiguousarray(array, dtype)
+        return self.xp.asarray(array, dtype, order="C")
 
+    @abstractmethod
     def to_host(self, array: Array, out: np.ndarray | None = None) -> np.ndarray:
         """A NumPy array with the same numbers, there when this returns."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fill(self, array: Array, host: np.ndarray) -> None:
         """Put the numbers of a NumPy array into one of the device; `host` is free when this returns."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pinned(self, shape: Any, dtype: Any) -> np.ndarray:
         """An empty NumPy array that the device copies from and to at full speed."""
-        raise NotImplementedError
 
 
 class Cuda(Device):
@@ -103,13 +102,14 @@ class Cuda(Device):
         try:
             import cupy
         except ImportError as error:
-            raise UserError("device: a GPU needs CuPy, which is not installed: pip install 'fbompi[cuda12]'") from error
+            raise UserError('backend = "cuda": CuPy is not installed: pip install "fbompi[cuda12]"') from error
         try:
             found = cupy.cuda.runtime.getDeviceCount()
         except cupy.cuda.runtime.CUDARuntimeError as error:
-            raise UserError(f"device: CuPy is installed but finds no GPU ({error})") from error
+            raise UserError(f'backend = "cuda": CuPy is installed but finds no GPU ({error})') from error
         if found == 0:
-            raise UserError("device: CuPy is installed but finds no GPU")
+            raise UserError('backend = "cuda": CuPy is installed but finds no GPU')
+        cupy.cuda.Device(local_rank() % found).use()
         self.xp = cupy
         self.kernel = lru_cache(maxsize=None)(self._kernel)
 
@@ -143,6 +143,11 @@ class Cuda(Device):
         return import_module("cupyx").empty_pinned(shape, dtype)
 
 
+def local_rank() -> int:
+    """Which of this node's ranks we are, as its launcher says: the ranks of a node share its GPUs out."""
+    return next((int(os.environ[v]) for v in LOCAL_RANK_VARIABLES if os.environ.get(v, "").isdigit()), 0)
+
+
 @lru_cache(maxsize=1)
 def cuda() -> Device:
     """The GPU, or a clear error where there is no CuPy or no GPU."""
@@ -170,33 +175,3 @@ def using(device: Device) -> Iterator[Device]:
 def threads_for(count: int, most: int = 256) -> int:
     """Threads of a block that has `count` things to do: whole warps, which the sums over a block rely on."""
     return min(most, -(-max(count, 1) // 32) * 32)
-
-
-def message_buffer(array: Array, cuda_aware: bool) -> Any:
-    """What MPI can send of an array: the array itself where MPI can read it, else a copy in the host's memory.
-
-    MPI knows nothing of streams: whatever computes the array has to be finished before MPI is given it.
-    """
-    if not hasattr(array, "__cuda_array_interface__"):
-        return array
-    device = current()
-    if cuda_aware:
-        device.synchronize()
-        return array
-    return device.to_host(array, out=device.pinned(array.shape, array.dtype))
-
-
-def receive_into(array: Array, cuda_aware: bool) -> tuple[Any, Callable[[], None]]:
-    """A buffer for MPI to receive into, and what to call when the message is there to have it in `array`."""
-    if not hasattr(array, "__cuda_array_interface__"):
-        return array, _nothing_left
-    device = current()
-    if cuda_aware:
-        device.synchronize()  # kernels launched earlier may still be using what the message will overwrite
-        return array, _nothing_left
-    buffer = device.pinned(array.shape, array.dtype)
-    return buffer, lambda: device.fill(array, buffer)
-
-
-def _nothing_left() -> None:
-    """The message is where it belongs already."""

@@ -18,6 +18,7 @@ Array = Any
 
 # Of converted rows and their scores: far more than a GPU needs to be busy, far less than it has.
 BLOCK_BYTES = 64 << 20
+SUMMED_ROWS = 1 << 14  # whose sums may be in the working precision; those of blocks are added in float64
 
 ROWS_PER_BLOCK = 128
 
@@ -133,7 +134,7 @@ def _blocks(data: Any, batch: Array | None, columns: int) -> Iterator[tuple[int,
     X, n, features = data.X, _count(data, batch), data.X.shape[1]
     as_it_is = batch is None and X.dtype == data.real and (data.scale, data.shift) == (1, 0) and X.flags.c_contiguous
     width = columns if as_it_is else columns + features
-    most = max(BLOCK_BYTES // (data.real.itemsize * width), 1)
+    most = min(max(BLOCK_BYTES // (data.real.itemsize * width), 1), SUMMED_ROWS)
     batch = None if batch is None else device.asarray(batch, np.int64)
     for first in range(0, n, most):
         last = min(first + most, n)

@@ -8,6 +8,7 @@ client. Without `bounds` all is as in `kernels/sweeps.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fbompi.kernels.cuda.device import SHARED_BYTES, current, threads_for
 from fbompi.kernels.sweeps import EVERYWHERE, Fresh
 
 Array = Any
+BLOCK_ROWS = 1 << 14  # converted at a time
 
 
 def logistic_sweep(
@@ -33,7 +35,10 @@ def logistic_sweep(
     """One sweep of each client over f_j(x) = log(1 + exp(−t_j⟨a_j, x⟩)), in the precision of x."""
     sweep = _Sweep(X, x, gamma, shift, order, box, bounds)
     real = sweep.real.type
-    rows = (current().asarray(X), real(scale), real(offset), current().asarray(t, sweep.real))
+    t = current().asarray(t, sweep.real)
+    if not bool((abs(t) == 1).all()):
+        raise ValueError("t: expected -1 or +1 for every row")
+    rows = (current().asarray(X), real(scale), real(offset), t)
     return sweep.run("logistic_sweep", (sweep.real, X.dtype), rows)
 
 
@@ -49,8 +54,32 @@ def location_sweep(
 ) -> Array:
     """One sweep of each client over f_j(x) = max(‖x − c_j‖ − r_j, 0), in the precision of x."""
     sweep = _Sweep(centres, x, gamma, shift, order, box, bounds)
-    rows = (current().asarray(centres, sweep.real), current().asarray(radii, sweep.real))
-    return sweep.run("location_sweep", (sweep.real,), rows)
+    radii = current().asarray(radii, sweep.real)
+    if bool((radii < 0).any()):
+        raise ValueError("radii: expected at least 0 for every row")
+    return sweep.run("location_sweep", (sweep.real,), (current().asarray(centres, sweep.real), radii))
+
+
+def logistic_value(X: Array, t: Array, x: Array, scale: float = 1.0, offset: float = 0.0) -> float:
+    """Σ_j log(1 + exp(−t_j⟨a_j, x⟩)), summed in float64."""
+    xp, total = current().xp, 0.0
+    for rows in _blocks(X):
+        margins = -t[rows] * (scale * (X[rows].astype(x.dtype) @ x) + offset * x.sum())
+        total += float(xp.logaddexp(0.0, margins.astype(np.float64)).sum())
+    return total
+
+
+def location_value(centres: Array, radii: Array, x: Array) -> float:
+    """Σ_j max(‖x − c_j‖ − r_j, 0), summed in float64."""
+    xp, total = current().xp, 0.0
+    for rows in _blocks(centres):
+        away = (x - centres[rows]).astype(np.float64)
+        total += float(xp.maximum(xp.sqrt((away * away).sum(axis=1)) - radii[rows], 0.0).sum())
+    return total
+
+
+def _blocks(X: Array) -> Iterator[slice]:
+    return (slice(first, first + BLOCK_ROWS) for first in range(0, len(X), BLOCK_ROWS))
 
 
 class _Sweep:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cuda_shim.arrays import GpuArray, GpuLibrary
 from fbompi.kernels.cuda.device import C_NAMES, FILE_OF, KERNELS, SHARED_BYTES, Device, source
 
 HERE = Path(__file__).parent
@@ -18,7 +19,7 @@ MARGIN = 256  # bytes on both sides of every array that no kernel may touch
 
 
 class Shim(Device):
-    """NumPy for CuPy, fibers for threads.
+    """NumPy made strict for CuPy, fibers for threads.
 
     Parameters
     ----------
@@ -28,9 +29,8 @@ class Shim(Device):
         In which order the threads of a block run.
     """
 
-    xp = np
-
     def __init__(self, build: Path, order: str = "forward", seed: int = 0) -> None:
+        self.xp = GpuLibrary()
         self.build, self.order, self.seed = build, ORDERS.index(order), seed
         self.launches: list[str] = []
         self.libraries: dict[Path, ctypes.CDLL] = {}
@@ -39,9 +39,12 @@ class Shim(Device):
         self, name: str, dtypes: tuple, grid: tuple[int, ...], block: int, args: Sequence[Any], shared: int
     ) -> None:
         self.launches.append(name)
+        self.call(self.load(name, dtypes), name, grid, block, args, shared)
+
+    def load(self, name: str, dtypes: Sequence[Any]) -> ctypes.CDLL:
+        """The library that holds a kernel."""
         file = FILE_OF[name]
-        library = self.library(file, source(file, dtypes), KERNELS[file], "-".join(C_NAMES[t] for t in dtypes))
-        self.call(library, name, grid, block, args, shared)
+        return self.library(file, source(file, dtypes), KERNELS[file], "-".join(C_NAMES[np.dtype(t)] for t in dtypes))
 
     def library(self, file: str, text: str, kernels: Sequence[str], tag: str) -> ctypes.CDLL:
         """A source as a library for this machine."""
@@ -61,6 +64,7 @@ class Shim(Device):
 
     def call(self, library: ctypes.CDLL, name: str, grid: tuple[int, ...], block: int, args: Any, shared: int) -> None:
         """Check every argument's type, run the kernel on copies with margins, and check those."""
+        args = [argument.values if isinstance(argument, GpuArray) else argument for argument in args]
         run, type_of = library[f"run_{name}"], library[f"type_{name}"]
         run.restype = type_of.restype = ctypes.c_char_p
         guarded: dict[tuple[int, int], Guarded] = {}
@@ -91,15 +95,21 @@ class Shim(Device):
         self.launches.append("synchronize")
 
     def to_host(self, array: Any, out: np.ndarray | None = None) -> np.ndarray:
+        self.launches.append("to_host")
+        assert isinstance(array, GpuArray)
         if out is None:
-            return array
-        out[...] = array
+            return array.values.copy()
+        assert out.flags.c_contiguous and (out.shape, out.dtype) == (array.shape, array.dtype)
+        out[...] = array.values
         return out
 
     def fill(self, array: Any, host: np.ndarray) -> None:
-        array[...] = host
+        self.launches.append("fill")
+        assert type(host) is np.ndarray and (host.shape, host.dtype) == (array.shape, array.dtype)
+        array.values[...] = host
 
     def pinned(self, shape: Any, dtype: Any) -> np.ndarray:
+        self.launches.append("pinned")
         return np.empty(shape, dtype)
 
 

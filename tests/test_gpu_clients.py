@@ -1,0 +1,138 @@
+"""Clients that compute on a GPU: the same runs, with their arrays in messages, on a simulated device and real ranks.
+
+No GPU is used: the device is the one of `cuda_shim`, whose arrays refuse whatever CuPy's refuse.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, needs_mpi, trajectory
+from cuda_shim import Shim
+from cuda_shim.arrays import GpuArray
+from federation import federation, play
+
+from fbompi import launch
+from fbompi.kernels.cuda.device import using
+from fbompi.memory import DeviceMemory, HostMemory, PinnedMemory, memory_for
+from fbompi.messages import HEADER_WORDS
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the simulated GPU is compiled by g++")
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cuda")
+
+
+@pytest.mark.parametrize("algorithm", ["fedmbo", "afbo"])
+@pytest.mark.parametrize("batch", [0, 8])
+def test_a_run_on_a_gpu_is_the_run_on_the_cpu_to_rounding(build: Path, algorithm: str, batch: int) -> None:
+    tables = {"run": {"algorithm": algorithm}, "clients": {"count": 5, "batch": batch}, "problem": {"train": 100}}
+    here = play(federation(tables), 3)
+    with using(Shim(build)) as device:
+        tables["problem"]["backend"] = "cuda"
+        there = play(federation(tables), 3)
+    for name in ("x", "y"):
+        one, other = getattr(here.state, name), getattr(there.state, name)
+        assert type(other) is np.ndarray and not (one == 0).all()
+        np.testing.assert_allclose(other, one, rtol=0, atol=1e-11 * abs(one).max())
+    assert {"gather_rows", "jacobian_rows", "along_rows", "softmax_rows"} <= set(device.launches)
+
+
+PARTS = [np.arange(6.0).reshape(2, 3), np.array([7.5])]
+
+
+def message(memory, size: int = 400):
+    """A message of arrays on the GPU and of one that is not, as it comes out at the other end."""
+    buffer = memory.empty(size)
+    there = [GpuArray(PARTS[0]), PARTS[1]]
+    length = memory.pack(buffer, 3, 5, 11, there, 2, 0.5, 0.25, (1, 2, 3))
+    return memory.unpack(buffer, length)
+
+
+def test_messages_of_a_gpu_say_the_same_as_others(build: Path) -> None:
+    buffer = HostMemory().empty(400)
+    length = HostMemory().pack(buffer, 3, 5, 11, PARTS, 2, 0.5, 0.25, (1, 2, 3))
+    header, payload = HostMemory().unpack(buffer, length)
+    assert not payload.flags.writeable
+    with using(Shim(build)) as device:
+        for memory in (PinnedMemory(), DeviceMemory()):
+            found, there = message(memory)
+            assert found == header and isinstance(there, GpuArray)
+            assert (device.to_host(there) == payload).all()
+
+
+def test_the_payload_stays_on_the_gpu_where_mpi_can_read_it_and_is_finished_before_mpi_gets_it(build: Path) -> None:
+    copied: list[int] = []
+
+    class Watched(Shim):
+        def to_host(self, array, out=None):
+            copied.append(array.size)
+            return super().to_host(array, out)
+
+    with using(Watched(build)) as device:
+        message(DeviceMemory())
+    assert copied == [HEADER_WORDS]
+    assert device.launches[0] == "synchronize"  # before MPI may write into the buffer
+    sent = len(device.launches) - 1 - device.launches[::-1].index("synchronize")
+    assert device.launches[sent - 1 :] == ["fill", "synchronize", "to_host"]  # header, all done; then the other end
+
+    copied.clear()
+    with using(Watched(build)) as device:
+        message(PinnedMemory())
+    assert copied == [6] and device.launches == ["pinned", "to_host", "fill"]
+
+
+def test_the_memory_is_chosen_by_problem_and_mpi(build: Path) -> None:
+    class OnGpu:
+        backend = "cuda"
+
+    with using(Shim(build)):
+        assert type(memory_for(object(), True)) is HostMemory
+        assert type(memory_for(OnGpu(), False)) is PinnedMemory
+        assert type(memory_for(OnGpu(), True)) is DeviceMemory
+
+
+def test_without_a_gpu_it_is_said_in_one_line(fbompi) -> None:
+    result = fbompi("run", "-o", "problem.backend=cuda")
+    if result.status == 0:
+        pytest.skip("there is a GPU here")
+    assert result.status == 2 and result.err.startswith('fbompi: backend = "cuda": ') and result.err.count("\n") == 1
+
+
+RUN = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from pathlib import Path
+from cuda_shim import Shim
+from fbompi import cli
+from fbompi.kernels.cuda.device import using
+with using(Shim(Path(sys.argv.pop(1)))):
+    cli.main()
+"""
+
+
+@needs_mpi
+@pytest.mark.parametrize("cuda_aware", [0, 1], ids=["pinned buffers", "CUDA-aware"])
+def test_device_arrays_travel_between_real_ranks(build: Path, tmp_path: Path, run_file, cuda_aware: int) -> None:
+    """An MPI that is not CUDA-aware can read the simulated device: its memory is the host's."""
+    Shim(build).load("gather_rows", (np.float64, np.uint8))  # compiled before the ranks would do it at once
+    Shim(build).load("softmax_rows", (np.float64,))
+    words = ["-o", "run.algorithm=fedmbo", "-o", "run.rounds=4", "-o", "clients.count=5", "-o", "problem.train=100"]
+    here = run_file(*words, name="here.h5")
+    path, launcher = tmp_path / "there.h5", launch.find_launcher()
+    command = [launcher.path, *launch.flags(launcher, 3), "-n", "3", sys.executable, "-c", RUN, ROOT / "tests", build]
+    command += ["run", *words, "-o", "problem.backend=cuda", "--out", path]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "FBOMPI_CUDA_AWARE": str(cuda_aware)}
+    done = subprocess.run([*map(str, command)], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for name in ("x", "y", "upper", "accuracy"):
+        one, other = trajectory(here, name), trajectory(path, name)
+        np.testing.assert_allclose(other, one, rtol=0, atol=1e-11 * abs(one).max())
