@@ -164,10 +164,10 @@ def inspect(run_file: str, as_json: bool) -> None:
 
 
 @fbompi.command("list")
-@click.argument("what", required=False, type=click.Choice(["algorithms", "problems"]))
+@click.argument("what", required=False, type=click.Choice(["algorithms", "problems", "kernels"]))
 @JSON
 def list_(what: str | None, as_json: bool) -> None:
-    """List methods and problems with their parameters.
+    """List methods and problems with their parameters, and the kernels.
 
     \b
     fbompi list

@@ -11,14 +11,15 @@ import subprocess
 import sys
 from typing import Any
 
-from fbompi import __version__
+from fbompi import __version__, kernels
 from fbompi.launch import Launcher, cores, find_launcher, flags
 
 _LOOK_AT_MPI = """
 import json
 from fbompi.links import mpi
 mpi.start()
-print(json.dumps({"library": mpi.library(), "threads": mpi.thread_level(), "ulfm": mpi.has_fault_tolerance()}))
+print(json.dumps({"library": mpi.library(), "threads": mpi.thread_level(), "ulfm": mpi.has_fault_tolerance(),
+                  "cuda_aware": mpi.cuda_aware()}))
 """
 _COUNT_RANKS = """
 from fbompi.links import mpi
@@ -43,6 +44,7 @@ def examine() -> dict[str, Any]:
         "mpi": library,
         "launcher": vars(launcher) if launcher else None,
         "two_ranks": _two_ranks(launcher) if launcher and "library" in library else None,
+        "kernels": _kernels(),
         "gpu": _gpu(),
         "slurm": shutil.which("sbatch") is not None,
     }
@@ -92,6 +94,20 @@ def _two_ranks(launcher: Launcher) -> str:
     return "ok" if said == ["rank 0 of 2", "rank 1 of 2"] else error or ", ".join(said) or "no answer"
 
 
+def _kernels() -> dict[str, Any]:
+    """For which CPU kernels are compiled, and where they are kept."""
+    from fbompi.kernels.cpu import compiling, tiles
+
+    directory = compiling.cache_directory()
+    return {
+        "cpu": compiling.cpu()[0],
+        "vector_bits": 8 * tiles.VECTOR_BYTES,
+        "threads": kernels.threads(),
+        "cache": None if directory is None else str(directory),
+        "kept": 0 if directory is None else sum(entry.is_dir() for entry in directory.iterdir()),
+    }
+
+
 def _gpu() -> str:
     """What CuPy sees, in words."""
     if not any(_version(name) for name in ("cupy", "cupy-cuda12x", "cupy-cuda13x")):
@@ -114,6 +130,8 @@ def _advice(f: dict[str, Any], launcher: Launcher | None) -> list[str]:
         advice.append(f"{launcher.path} belongs to another MPI than the one mpi4py loads: put the right one first")
     if f["threads"] not in ("", "1"):
         advice.append(f"OMP_NUM_THREADS is {f['threads']}: with several ranks on a node, 1 is usually faster")
+    if f["kernels"]["cache"] is None:
+        advice.append("compiled kernels cannot be kept, so that every run compiles: set FBOMPI_CACHE to a directory")
     if f["mpi"].get("library", "").startswith("MPICH") and f["cores"] < 8:
         advice.append("MPICH's waiting ranks keep their cores busy: do not start more ranks than cores with it")
     return advice
@@ -121,18 +139,21 @@ def _advice(f: dict[str, Any], launcher: Launcher | None) -> list[str]:
 
 def page(f: dict[str, Any]) -> str:
     """The findings for people."""
-    mpi, launcher = f["mpi"], f["launcher"]
+    mpi, launcher, compiled = f["mpi"], f["launcher"], f["kernels"]
     packages = ", ".join(f"{name} {version}" for name, version in f["packages"].items() if version)
     lines = [
         f"fbompi     {f['fbompi']}, Python {f['python']} ({f['executable']})",
         f"packages   {packages}, HDF5 {f['hdf5']}",
         f"machine    {f['cores']} cores{', root' if f['root'] else ''}; {f['threads']} linear-algebra threads",
         f"MPI        {mpi['library']}, thread level {mpi['threads']}, "
-        f"{'with' if mpi['ulfm'] else 'without'} fault tolerance (ULFM)"
+        f"{'with' if mpi['ulfm'] else 'without'} fault tolerance (ULFM), "
+        f"{'reads' if mpi['cuda_aware'] else 'does not read'} GPU memory"
         if "library" in mpi
         else "MPI        does not load",
         f"launcher   {launcher['path']} ({launcher['version']})" if launcher else "launcher   none",
         f"two ranks  {f['two_ranks'] or 'not tried'}",
+        f"kernels    for {compiled['cpu']}, {compiled['vector_bits']}-bit vectors, {compiled['threads']} thread"
+        f"{'s' * (compiled['threads'] > 1)}; {compiled['kept']} kept in {compiled['cache'] or 'no directory'}",
         f"GPU        {f['gpu']}",
         f"Slurm      {'there' if f['slurm'] else 'not here'}",
     ]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import MISSING
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from fbompi import registry
 from fbompi.config import Key, keys_of
 from fbompi.problem import DERIVED, native_oracles
 
+KERNELS = ("regression", "mlp", "sweeps", "jacobian")
+
 
 def listing(what: str | None) -> dict[str, Any]:
-    """Methods and problems as figures."""
+    """Methods, problems and kernels as figures."""
     figures: dict[str, Any] = {}
     if what in (None, "algorithms"):
         figures["algorithms"] = {
@@ -20,7 +24,18 @@ def listing(what: str | None) -> dict[str, Any]:
         }
     if what in (None, "problems"):
         figures["problems"] = {name: _problem(registry.problem(name)) for name in registry.problems()}
+    if what in (None, "kernels"):
+        figures["kernels"] = {name: _kernel(import_module(f"fbompi.kernels.{name}")) for name in KERNELS}
     return figures
+
+
+def _kernel(module: ModuleType) -> dict[str, Any]:
+    public = {
+        name: _first_line(member)
+        for name, member in vars(module).items()
+        if getattr(member, "__module__", None) == module.__name__ and member.__doc__ and not name.startswith("_")
+    }
+    return {"about": _first_line(module), "backends": ["cpu", "cuda"], "offers": public}
 
 
 def _problem(c: Any) -> dict[str, Any]:
@@ -56,12 +71,14 @@ def listing_page(figures: dict[str, Any]) -> str:
             if "paper" in member:
                 lines.append(f"    {member['paper']}")
                 lines.append("    " + "; ".join(f"{k} {member[k]}" for k in ("communication", "order", "rate")))
+            elif "offers" in member:
+                lines += [f"      {key:<26} {about}" for key, about in member["offers"].items()]
             else:
                 lines.append(f"    oracles of its own: {', '.join(member['native']) or 'none'}"
                              + (f"; derived: {', '.join(member['derived'])}" if member["derived"] else ""))  # fmt: skip
                 if member["metrics"]:
                     lines.append(f"    metrics: {', '.join(member['metrics'])}")
-            for key, p in member["parameters"].items():
+            for key, p in member.get("parameters", {}).items():
                 lines.append(f"      {key + ' = ' + str(p['default']):<26} {p['meaning']}; {p['expected']}")
         lines.append("")
     return "\n".join(lines).rstrip()

@@ -40,9 +40,10 @@ def figures(threads: list[int], repeats: int) -> list[Case]:
 
 def measure(threads: int, repeats: int) -> list[Case]:
     """All cases, here and now."""
-    from fbompi.bench import jacobian, regression, sweeps
+    from fbompi.bench import jacobian, network, regression, sweeps
 
-    found = regression.cases(repeats, threads) + jacobian.cases(max(repeats // 3, 2), threads)
+    found = regression.cases(repeats, threads) + network.cases(max(repeats // 2, 2), threads)
+    found += jacobian.cases(max(repeats // 3, 2), threads)
     return found + (sweeps.cases(max(repeats // 3, 2)) if threads == 1 else [])  # a sweep is one thread's work
 
 

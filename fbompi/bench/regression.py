@@ -16,6 +16,8 @@ from fbompi.kernels.regression import Regression
 CLASSES = 10
 FEATURES = 784
 SHAPES = ((12_000, np.float64), (12_000, np.float32), (60_000, np.float32), (60_000, np.uint8))
+DIRECTIONS = 6  # right-hand sides, as of the chains of PHE
+HELD = (4, 16)  # parts of a model that a submodel holds, any coordinates: one in so many
 MULTIPLY = 1200  # size of the dense multiplication that stands for this machine's flop rate
 MACHINE = ("reading", "multiplying")  # what this machine can do at best, not contestants
 
@@ -23,8 +25,9 @@ Contestant = Callable[[], object]
 
 
 def cases(repeats: int, threads: int) -> list[Case]:
-    """One product ∇²L·V at a point whose probabilities are kept, for every shape."""
-    return [hessian_product(rows, dtype, repeats, threads) for rows, dtype in SHAPES]
+    """One product ∇²L·V at a point whose probabilities are kept, for every shape; then what else a point is asked."""
+    products = [hessian_product(rows, dtype, repeats, threads) for rows, dtype in SHAPES]
+    return [*products, *others(max(repeats // 2, 2), threads)]
 
 
 def hessian_product(rows: int, dtype: Any, repeats: int, threads: int) -> Case:
@@ -49,7 +52,7 @@ def hessian_product(rows: int, dtype: Any, repeats: int, threads: int) -> Case:
         **_jax(numbers, labels, point.probabilities, weights, Y, V),
     }
     for name, call in contestants.items():
-        _check(name, np.asarray(call()), point.hvp(V, weights))
+        check(name, np.asarray(call()), point.hvp(V, weights))
     words, square = data.X.view(np.uint64), rng.random((MULTIPLY, MULTIPLY)).astype(real)
 
     def read_words(begin: int, end: int) -> None:
@@ -66,11 +69,71 @@ def hessian_product(rows: int, dtype: Any, repeats: int, threads: int) -> Case:
     return Case("hessian product", f"{rows}x{FEATURES} {dtype}, {CLASSES} classes", threads, seconds, limit)
 
 
-def _check(name: str, result: np.ndarray, expected: np.ndarray) -> None:
+def others(repeats: int, threads: int) -> list[Case]:
+    """A gradient with its forward pass, several right-hand sides at once, and submodels; float64."""
+    rng = np.random.default_rng(0)
+    rows = SHAPES[0][0]
+    X, labels = rng.random((rows, FEATURES)), rng.integers(0, CLASSES, rows)
+    Y, weights = 0.1 * rng.standard_normal((CLASSES, FEATURES)), np.full(rows, 1 / rows)
+    V = rng.standard_normal((DIRECTIONS, CLASSES, FEATURES))
+    data = Regression(X, labels, CLASSES, threads=threads)
+    point, onehot = data.at(Y), np.eye(CLASSES)[labels]
+    P = point.probabilities
+
+    def gradient() -> Any:
+        data.last = None  # or the point would be remembered
+        return data.at(Y).gradient(weights)
+
+    def numpy_gradient() -> Any:
+        S = X @ Y.T
+        S -= S.max(axis=1, keepdims=True)
+        E = np.exp(S)
+        E /= E.sum(axis=1, keepdims=True)
+        return (weights[:, None] * (E - onehot)).T @ X
+
+    def numpy_directions() -> Any:
+        U = (X @ V.reshape(-1, FEATURES).T).reshape(rows, DIRECTIONS, CLASSES)
+        R = P[:, None] * (U - (P[:, None] * U).sum(axis=2, keepdims=True)) * weights[:, None, None]
+        return (R.reshape(rows, -1).T @ X).reshape(V.shape)
+
+    rounds: dict[str, dict[str, Contestant]] = {
+        "gradient with its forward pass": {"fbompi": gradient, "NumPy": numpy_gradient},
+        f"hessian products, {DIRECTIONS} right-hand sides": {
+            "fbompi": lambda: point.hvp(V, weights),
+            "fbompi, one by one": lambda: np.array([point.hvp(v, weights) for v in V]),
+            "NumPy": numpy_directions,
+        },
+    }
+    for share in HELD:
+        held = np.sort(rng.choice(Y.size, Y.size // share, replace=False))
+        rounds[f"hessian product of a submodel, 1/{share} held"] = _submodel(data, Y, V[0], held, weights)
+    found = []
+    for title, contestants in rounds.items():
+        for name, call in contestants.items():
+            check(name, np.asarray(call()), np.asarray(contestants["fbompi"]()))
+        shape = f"{rows}x{FEATURES} float64, {CLASSES} classes"
+        found.append(Case(title, shape, threads, in_turn(contestants, repeats)))
+    return found
+
+
+def _submodel(data: Regression, Y: Any, V: Any, held: Any, weights: Any) -> dict[str, Contestant]:
+    """The product of a submodel, and the same from the whole model with zeros at what is not held."""
+    submodel = data.held(held).at(Y.ravel()[held])
+    zeros, spread = np.zeros((2, *Y.shape))
+    zeros.flat[held] = Y.flat[held]
+    spread.flat[held] = V.flat[held]
+    whole = data.at(zeros)
+    return {
+        "fbompi": lambda: submodel.hvp(V.ravel()[held], weights),
+        "fbompi, zeros in the rest": lambda: whole.hvp(spread, weights).ravel()[held],
+    }
+
+
+def check(name: str, result: np.ndarray, expected: np.ndarray, tolerance: float = 1e-3) -> None:
     """A contestant that computes something else is no contestant."""
     result = result if result.shape == expected.shape else result.T
     error = float(np.abs(result - expected).max() / np.abs(expected).max())
-    if not error < 1e-3:
+    if not error < tolerance:
         raise RuntimeError(f"{name} differs from fbompi by {error:.1e}: the comparison would mean nothing")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,7 +30,7 @@ class Case:
         return float(middle), float(low), float(high)
 
 
-def in_turn(contestants: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+def in_turn(contestants: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
     """Seconds of each contestant, `repeats` times, in turn."""
     for call in contestants.values():
         for _ in range(WARM_UPS):
