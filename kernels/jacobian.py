@@ -25,7 +25,8 @@ def increments(x: Array, which: Array, dtype: Any = np.float64, scale: float = 1
     """The steps μ for these coordinates: √ε of the arithmetic, times the coordinate's size or `scale` if larger.
 
     √ε balances the rounding of the difference (ε/μ) and what it leaves out (μ); `scale` is the size of a change in x
-    that matters. Each μ is one that x_p + μ − x_p gives back exactly.
+    that matters: where y depends on coordinates of size 10⁶, give that, or the rounding of
+    those hides the small ones. Each μ is one that x_p + μ − x_p gives back exactly.
     """
     xp = library(x)
     size = xp.maximum(xp.abs(x[which]), scale)
@@ -55,8 +56,13 @@ def coordinates(
     dtype : of the arithmetic of the gradients
     """
     xp = library(x)
+    x = xp.asarray(x, np.float64)  # μ would vanish in fewer digits
     which = xp.asarray(which)
-    which = xp.flatnonzero(which) if which.dtype == bool else which
+    if which.dtype == bool:
+        if which.shape != x.shape:
+            raise ValueError(f"which: expected a mask of shape {x.shape}, as x has, got {which.shape}")
+        which = xp.flatnonzero(which)
+    which = which.astype(np.int64) if which.size == 0 else which
     mu = increments(x, which, dtype) if mu is None else mu
     result = xp.empty(len(which) if w is not None else (len(which), y.size))
     for begin in range(0, len(which), COPIES):

@@ -14,6 +14,7 @@ NumPy arrays are worked on by Numba, CuPy arrays by CUDA (`kernels/cuda`), with 
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Any, Literal
 
@@ -115,6 +116,10 @@ class Regression:
         Y = self.xp.asarray(Y, self.real, order="C")
         return Y if Y.shape[-len(self.shape) :] == self.shape else Y.reshape(*Y.shape[:-1], *self.shape)
 
+    def several(self, Y: Array) -> Array:
+        """Models of the working precision one after another, whatever axes there are before theirs."""
+        return Y.reshape(math.prod(Y.shape[: -len(self.shape)]), *self.shape)
+
     def real_weights(self, weights: Weights, n: int, copies: int | None = None) -> Array:
         if weights is None:
             return self.xp.full(n, 1 / max(n, 1), self.real)
@@ -129,7 +134,7 @@ class Regression:
 
     def gradients(self, Y: Array, weights: Array, batch: Array | None = None) -> Array:
         """Gradients at many models Y[q] with weights[q] (or one set for all), in one pass; no ridge."""
-        Y, batch = self.real_model(Y), self.rows(batch)
+        Y, batch = self.several(self.real_model(Y)), self.rows(batch)
         weights = self.xp.atleast_2d(self.real_weights(weights, self.count(batch), len(Y)))
         return self.engine.gradients(self, batch, Y, weights)
 
@@ -143,6 +148,10 @@ class Masked(Regression):
 
     def __init__(self, whole: Regression, held: Array) -> None:
         self.__dict__.update(whole.__dict__)
+        self.whole = whole
+        held = whole.xp.asarray(held)
+        if held.size and held.dtype.kind not in "iu":
+            raise ValueError(f"held: expected whole numbers, got {held.dtype}")
         held = self.coordinates = whole.xp.asarray(held, np.int64, order="C")
         size, width = whole.shape[0] * whole.shape[1], whole.shape[1]
         rising = held.ndim == 1 and not (held[1:] <= held[:-1]).any()
@@ -151,8 +160,15 @@ class Masked(Regression):
         self.last, self.shape = None, held.shape
         self.features_held, self.positions = whole.xp.unique(held % width, return_inverse=True)
         self.starts = whole.xp.searchsorted(held, whole.xp.arange(whole.shape[0] + 1) * width)
-        self.engine = whole.engine.masked()
+        self.engine = whole.engine.masked(self)
         self.engine.prepare(self)
+
+    def held(self, coordinates: Array) -> Masked:
+        """The part of this submodel that holds these of its coordinates."""
+        return Masked(self.whole, self.coordinates[self.xp.asarray(coordinates)])
+
+    def with_rows(self, X: Array, labels: Array) -> Regression:
+        return Masked(self.whole.with_rows(X, labels), self.coordinates)
 
 
 class Point:
@@ -199,16 +215,15 @@ class Point:
         """∇²L · V for one V (flat or outputs × width) or several of them (k × …), in one pass."""
         data = self.data
         shaped = data.real_model(V)
-        several = shaped.reshape(-1, *data.shape)
         w = data.real_weights(weights, self.n)
-        G = data.engine.jacobian_pass(data, self.batch, self.probabilities, w, several)
+        G = data.engine.jacobian_pass(data, self.batch, self.probabilities, w, data.several(shaped))
         return self._with_ridge(G.reshape(shaped.shape), ridge, shaped)
 
     def along(self, V: Array) -> Array:
         """⟨∇ loss_j, V⟩ of every sample: what the cross product with samples' weights needs."""
         data = self.data
         shaped = data.real_model(V)
-        result = data.engine.along(data, self.batch, self.probabilities, shaped.reshape(-1, *data.shape))
+        result = data.engine.along(data, self.batch, self.probabilities, data.several(shaped))
         return result.reshape(*shaped.shape[: -len(data.shape)], self.n)
 
     def neumann(self, b: Array, terms: int, smoothness: float, weights: Weights = None, ridge: Any = 0.0) -> Array:

@@ -19,6 +19,7 @@ import numba
 import numpy as np
 from numba import types
 
+from fbompi.kernels.compact import CompactEngine
 from fbompi.kernels.cpu.compiling import Kernel, kernel
 from fbompi.kernels.cpu.exponential import exponentials
 from fbompi.kernels.cpu.tiles import address, dots, group_size, outer
@@ -33,6 +34,7 @@ MANY_COLUMNS = 64  # from here on the model does not fit beside the block, and B
 BLAS_ROWS = 512
 CHUNK_ROWS = 2048  # rows summed in the working precision; longer sums are of these, in float64
 MOST_CHUNKS = 64
+DENSE_ENOUGH = 0.3  # of the coordinates of held features: from here on dense products of those are faster
 FEATURE_BLOCK_BYTES = 3200  # of a row: five columns of it and two rows stay in the first-level cache
 
 _njit = numba.njit(error_model="numpy", fastmath={"contract"})
@@ -343,8 +345,10 @@ class Engine:
     def __init__(self, run: Callable[..., Array], passes: Kernel, sums: Kernel) -> None:
         self.run, self.passes, self.sums = run, passes, sums
 
-    def masked(self) -> Engine:
-        """The engine for submodels."""
+    def masked(self, data: Any) -> Engine | CompactEngine:
+        """The engine for a submodel: dense on the features it holds, unless it holds few coordinates of each."""
+        if len(data.coordinates) >= DENSE_ENOUGH * data.outputs * len(data.features_held):
+            return CompactEngine(self)
         from fbompi.kernels.cpu.masked import engine
 
         return engine

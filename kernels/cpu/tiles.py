@@ -29,8 +29,9 @@ _FEATURES = cpu()[1]
 _AVX512 = "+avx512f" in _FEATURES
 VECTOR_BYTES = 64 if _AVX512 else 32 if "+avx2" in _FEATURES else 16
 # The group of 10 needs 22 vector registers of 32; with 16 of them (AVX2) 5 is the most that does not spill.
-GROUPS = (10, 5, 4, 3, 2, 1) if _AVX512 else (5, 4, 3, 2, 1)
+GROUPS = (10, 9, 8, 7, 6, 5, 4, 3, 2, 1) if _AVX512 else (5, 4, 3, 2, 1)
 ROWS = 2
+LINE = 64  # bytes that a cache fetches at once
 
 _i32, _i64 = ir.IntType(32), ir.IntType(64)
 
@@ -212,7 +213,9 @@ def outer(typing, group, X, offsets, rows, R, j, begin, end, G, next_offsets):
                     there = w.add(x, w.times(k, size_stored))
                     row = w.add(there, w.load(w.add(places, w.times(i, 8)), _i64))
                     x_k = [w.load_as_real(w.add(row, f * w.lanes * size_stored), stored, w.lanes) for f in range(width)]
-                    w.prefetch(w.add(there, w.load(w.add(next_places, w.times(i, 8)), _i64)))
+                    ahead = w.add(there, w.load(w.add(next_places, w.times(i, 8)), _i64))
+                    for line in range(0, step * size_stored, LINE):
+                        w.prefetch(w.add(ahead, line))
                     numbers = w.add(r, w.times(i, r_stride))
                     for c in range(size):
                         number = w.spread(w.load(w.add(numbers, c * w.size), w.scalar))
@@ -238,15 +241,17 @@ def outer(typing, group, X, offsets, rows, R, j, begin, end, G, next_offsets):
 
 
 @intrinsic
-def feature(typing, X, offset, k, like):
-    """X[row, k] as a number of the type of `like`, the row at a byte offset."""
-    signature = like(X, types.intp, types.intp, like)
+def feature(typing, X, offset, k):
+    """X[row, k], the row at a byte offset."""
+    signature = X.dtype(X, types.intp, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         stored = signature.args[0].dtype
-        w = _Writer(context, builder, signature.return_type, 1)
+        w = _Writer(context, builder, types.float64, 1)
         x, _ = w.array(signature.args[0], arguments[0])
-        return w.load_as_real(w.add(x, arguments[1], w.times(arguments[2], stored.bitwidth // 8)), stored, 1)
+        place = w.add(x, arguments[1], w.times(arguments[2], stored.bitwidth // 8))
+        kind = context.get_value_type(stored)
+        return builder.load(builder.inttoptr(place, kind.as_pointer()), align=stored.bitwidth // 8)
 
     return signature, generate
 
@@ -272,7 +277,7 @@ def masked_column(typing, Xt, features, values, begin, end, out, j):
     signature = types.void(Xt, features, values, intp, intp, out, intp)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        real = signature.args[0].dtype
+        stored, real = signature.args[0].dtype, signature.args[2].dtype
         w = _Writer(context, builder, real, VECTOR_BYTES // (real.bitwidth // 8))
         Xt, features, values, begin, end, out, j = arguments
         x, x_stride = w.array(signature.args[0], Xt)
@@ -284,7 +289,7 @@ def masked_column(typing, Xt, features, values, begin, end, out, j):
             row = w.add(x, w.times(w.load(w.add(which, w.times(h, 8)), _i64), x_stride))
             number = w.spread(w.load(w.add(v, w.times(h, w.size)), w.scalar))
             for f, slot in enumerate(sums):
-                part = w.load(w.add(row, f * w.lanes * w.size))
+                part = w.load_as_real(w.add(row, f * w.lanes * stored.bitwidth // 8), stored, w.lanes)
                 builder.store(w.fma(number, part, builder.load(slot)), slot)
         for f, slot in enumerate(sums):
             w.store(builder.load(slot), w.add(to, w.times(j, to_stride), f * w.lanes * w.size))
@@ -295,29 +300,37 @@ def masked_column(typing, Xt, features, values, begin, end, out, j):
 
 @intrinsic
 def masked_sums(typing, Xt, features, begin, end, R, j, sums):
-    """sums[h] += Σ_i R[j, i]·Xt[features[h], i] for begin ≤ h < end: what goes back to the held coordinates."""
+    """sums[h, lane] += R[j, i]·Xt[features[h], i] over the rows i of the lane, for begin ≤ h < end.
+
+    Lanes are added up by whoever reads them, once and not per block. Meanwhile the same features of the next block,
+    if blocks follow each other in memory, are on their way into the cache.
+    """
     intp = types.intp
     signature = types.void(Xt, features, intp, intp, R, intp, sums)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        real = signature.args[0].dtype
+        stored, real = signature.args[0].dtype, signature.args[4].dtype
         w = _Writer(context, builder, real, VECTOR_BYTES // (real.bitwidth // 8))
         Xt, features, begin, end, R, j, sums = arguments
         x, x_stride = w.array(signature.args[0], Xt)
+        rows = builder.extract_value(context.make_array(signature.args[0])(context, builder, Xt).shape, 0)
         which, _ = w.array(signature.args[1], features)
         r, r_stride = w.array(signature.args[4], R)
-        to, _ = w.array(signature.args[6], sums)
+        to, to_stride = w.array(signature.args[6], sums)
         parts = [w.add(w.times(j, r_stride), r, f * w.lanes * w.size) for f in range(MASKED_VECTORS)]
         numbers = [w.load(part) for part in parts]
+        width = w.lanes * stored.bitwidth // 8
+        block = w.times(rows, x_stride)
         with w.loop(begin, end, 1) as h:
             row = w.add(x, w.times(w.load(w.add(which, w.times(h, 8)), _i64), x_stride))
-            even, odd = w.zero, w.zero
+            for line in range(0, MASKED_VECTORS * width, LINE):
+                w.prefetch(w.add(row, block, line))
+            address = w.add(to, w.times(h, to_stride))
+            even, odd = w.load(address), w.zero
             for f in range(0, MASKED_VECTORS, 2):
-                even = w.fma(numbers[f], w.load(w.add(row, f * w.lanes * w.size)), even)
-                odd = w.fma(numbers[f + 1], w.load(w.add(row, (f + 1) * w.lanes * w.size)), odd)
-            address = w.add(to, w.times(h, w.size))
-            total = w.lane_sum(builder.fadd(even, odd))
-            w.store(builder.fadd(w.load(address, w.scalar), total), address)
+                even = w.fma(numbers[f], w.load_as_real(w.add(row, f * width), stored, w.lanes), even)
+                odd = w.fma(numbers[f + 1], w.load_as_real(w.add(row, (f + 1) * width), stored, w.lanes), odd)
+            w.store(builder.fadd(even, odd), address)
         return context.get_dummy_value()
 
     return signature, generate
@@ -326,4 +339,5 @@ def masked_sums(typing, Xt, features, begin, end, R, j, sums):
 @numba.njit(error_model="numpy")
 def group_size(left):
     """How many of the columns that are left make the next group: the largest that there is, the last ones in halves."""
-    return (left + 1) // 2 if 5 < left < 10 else min(left, GROUPS[0])
+    most = GROUPS[0]
+    return (left + 1) // 2 if most < left < 2 * most else min(left, most)

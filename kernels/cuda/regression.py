@@ -7,11 +7,13 @@ through a block of converted rows: bytes stay bytes, and a batch is never copied
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from fbompi.kernels.compact import CompactEngine
 from fbompi.kernels.cuda.device import KERNELS, current, threads_for
 
 Array = Any
@@ -36,11 +38,9 @@ def prepare(data: Any) -> None:
         device.load(name, (data.real,))
 
 
-def masked() -> Any:
-    """The engine for submodels."""
-    from fbompi.kernels.cuda import masked
-
-    return masked
+def masked(data: Any) -> Any:
+    """The engine for a submodel."""
+    return CompactEngine(sys.modules[__name__])
 
 
 def forward(data: Any, batch: Array | None, Y: Array) -> tuple[Array, Array]:
@@ -133,7 +133,7 @@ def _blocks(data: Any, batch: Array | None, columns: int) -> Iterator[tuple[int,
     device = current()
     X, n, features = data.X, _count(data, batch), data.X.shape[1]
     as_it_is = batch is None and X.dtype == data.real and (data.scale, data.shift) == (1, 0) and X.flags.c_contiguous
-    width = columns if as_it_is else columns + features
+    width = max(columns if as_it_is else columns + features, 1)
     most = min(max(BLOCK_BYTES // (data.real.itemsize * width), 1), SUMMED_ROWS)
     batch = None if batch is None else device.asarray(batch, np.int64)
     for first in range(0, n, most):
@@ -191,7 +191,7 @@ def _columns(data: Any, Y: Array) -> tuple[Array, Array | None]:
     """Copies of a model as the rows of one matrix, and their biases."""
     device = current()
     features = data.X.shape[1]
-    W = device.asarray(Y[:, :, :features], data.real).reshape(-1, features)
+    W = device.asarray(Y[:, :, :features], data.real).reshape(Y.shape[0] * Y.shape[1], features)
     return W, device.asarray(Y[:, :, features], data.real) if data.bias else None
 
 
