@@ -33,7 +33,6 @@ from fbompi.kernels.cpu import regression
 from fbompi.kernels.cuda.device import Device, using
 from fbompi.kernels.regression import Masked, Regression
 
-
 AS_IT_COMES = regression.DENSE_ENOUGH
 
 
