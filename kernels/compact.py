@@ -31,9 +31,12 @@ class CompactEngine:
     def forward(self, data: Any, batch: Array | None, Y: Array) -> tuple[Array, Array]:
         return self.dense.forward(data.compact, batch, _spread(data, Y[None])[0])
 
+    def losses(self, data: Any, parts: Array) -> Array:
+        return self.dense.losses(data, parts)
+
     def residual_pass(self, data: Any, batch: Array | None, Y: Array, weights: Array) -> tuple[Array, Array, Array]:
-        P, losses, G = self.dense.residual_pass(data.compact, batch, _spread(data, Y[None])[0], weights)
-        return P, losses, _held(data, G[None])[0]
+        P, parts, G = self.dense.residual_pass(data.compact, batch, _spread(data, Y[None])[0], weights)
+        return P, parts, _held(data, G[None])[0]
 
     def gradients(self, data: Any, batch: Array | None, Y: Array, weights: Array) -> Array:
         return _held(data, self.dense.gradients(data.compact, batch, _spread(data, Y), weights))

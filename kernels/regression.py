@@ -187,10 +187,10 @@ class Point:
         """n × outputs (of label 1, for logistic regression)."""
         return self._forward[0]
 
-    @property
+    @cached_property
     def losses(self) -> Array:
         """The loss of every sample, without weights or ridge."""
-        return self._forward[1]
+        return self.data.engine.losses(self.data, self._forward[1])
 
     def guesses(self) -> Array:
         """The most probable label of every sample."""
@@ -207,8 +207,8 @@ class Point:
         w = data.real_weights(weights, self.n)
         if known is not None:
             return self._with_ridge(data.engine.kept_residual_pass(data, self.batch, known[0], w), ridge, self.Y)
-        P, losses, G = data.engine.residual_pass(data, self.batch, self.Y, w)
-        self.__dict__["_forward"] = P, losses
+        P, parts, G = data.engine.residual_pass(data, self.batch, self.Y, w)
+        self.__dict__["_forward"] = P, parts
         return self._with_ridge(G, ridge, self.Y)
 
     def hvp(self, V: Array, weights: Weights = None, ridge: Any = 0.0) -> Array:

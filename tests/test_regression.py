@@ -460,6 +460,21 @@ def test_exponentials_are_right_to_less_than_one_rounding(dtype, exact, lowest) 
     assert (edges[3:] <= np.exp(lowest) * 1.01).all() and (edges[3:] >= 0).all()
 
 
+@pytest.mark.parametrize("pair", PAIRS)
+def test_bits_do_not_depend_on_where_in_a_cache_line_the_rows_begin(pair) -> None:
+    stored, arithmetic = pair
+    case = Case(rows=70, features=64, outputs=4, pair=pair)
+    memory = np.zeros(case.X.nbytes + 128, U8)
+    first = None
+    for begin in range(0, 64, stored.itemsize):
+        start = -memory.ctypes.data % 64 + begin
+        X = memory[start : start + case.X.nbytes].view(stored).reshape(case.X.shape)
+        X[:] = case.X
+        found = answers(case.on(X, dtype=arithmetic).at(case.Y), case.V)
+        first = first or found
+        assert_same_bits(found, first)
+
+
 @pytest.mark.parametrize("stored", [F32, U8])
 def test_float32_is_close_to_float64_on_a_large_shard(stored) -> None:
     case = Case(rows=60_000, features=784, outputs=10, pair=(stored, F32))

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-WARM_UPS = 2  # the first call compiles or plans, the second finds the caches as the others will
+WARM_UPS = 2  # the first call compiles or plans
+QUICK = 0.03  # seconds
+REST = 0.02  # seconds, in which other libraries' threads go to sleep
 
 
 @dataclass
@@ -31,14 +33,26 @@ class Case:
 
 
 def in_turn(contestants: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each contestant, `repeats` times, in turn."""
-    for call in contestants.values():
+    """Seconds of each contestant, `repeats` times, in turn.
+
+    A quick one is called once more just before: what the one before it left in the caches, and the threads that it left
+    spinning, are not its own doing.
+    """
+    quick = {}
+    for name, call in contestants.items():
         for _ in range(WARM_UPS):
-            call()
+            quick[name] = _seconds(call) < QUICK
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(repeats):
         for name, call in contestants.items():
-            begin = time.perf_counter()
-            call()
-            seconds[name].append(time.perf_counter() - begin)
+            if quick[name]:
+                time.sleep(REST)
+                call()
+            seconds[name].append(_seconds(call))
     return seconds
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin

@@ -22,7 +22,7 @@ from numba import types
 from fbompi.kernels.compact import CompactEngine
 from fbompi.kernels.cpu.compiling import Kernel, kernel
 from fbompi.kernels.cpu.exponential import exponentials
-from fbompi.kernels.cpu.tiles import address, dots, group_size, outer
+from fbompi.kernels.cpu.tiles import VECTOR_BYTES, address, dots, group_size, outer
 
 Array = np.ndarray
 
@@ -30,8 +30,6 @@ Array = np.ndarray
 FORWARD, RESIDUAL, KEPT, JACOBIAN, ALONG = range(5)  # KEPT: a gradient from probabilities that are known
 
 BLOCK_BYTES = 110_000  # a fifth of a second-level cache of 512 kB: block, next block, model and gradient fit
-MANY_COLUMNS = 64  # from here on the model does not fit beside the block, and BLAS, made for that, is faster
-BLAS_ROWS = 512
 CHUNK_ROWS = 2048  # rows summed in the working precision; longer sums are of these, in float64
 MOST_CHUNKS = 64
 DENSE_ENOUGH = 0.3  # of the coordinates of held features: from here on dense products of those are faster
@@ -70,9 +68,10 @@ def regression_pass(
     model, constants = relative_model(V if mode != KEPT else V[:0], d, outputs, computed, scale, shift)
     affine = shift != 0 or scale != 1
     summing = mode in (RESIDUAL, KEPT, JACOBIAN)
-    # Where all rows lie alike in their cache lines, tiles of features begin with one: no load touches two of them.
-    aligned = -address(X) % 64 // X.itemsize if X.strides[0] % 64 == 0 else 0
-    aligned = aligned if aligned < d else 0
+    # Where all rows lie alike in their cache lines, vectors of features begin so that no load touches two lines.
+    lanes = VECTOR_BYTES // V.itemsize
+    aligned = -address(X) % 64 // X.itemsize % lanes if X.strides[0] % 64 == 0 else 0
+    aligned = aligned if aligned + lanes <= d else 0
     block = min(block, max(n, 1))
     work = np.empty((block + 1, columns), V.dtype)
     totals = np.empty(columns, V.dtype)
@@ -181,17 +180,6 @@ def row_by_row(mode, work, at, copies, outputs, index, labels, logistic, weights
         _along_rows(work, at, copies, logistic, index, labels, P, out)
 
 
-@kernel(
-    lambda real: types.void(
-        types.intp, real[:, ::1], types.intp, types.intp, types.intp, given(types.int64, 1), given(types.int64, 1),
-        types.boolean, given(real, 2), real[:, :, ::1], types.boolean, types.float64[:, ::1],
-    )
-)  # fmt: skip
-def rows_kernel(mode, work, at, copies, outputs, index, labels, logistic, weights, P, keep, out):
-    """`row_by_row` on its own."""
-    row_by_row(mode, work, at, copies, outputs, index, labels, logistic, weights, P, keep, out)
-
-
 @_njit
 def _label(labels, index, position):
     return labels[position if index.size == 0 else index[position]]
@@ -199,7 +187,7 @@ def _label(labels, index, position):
 
 @_njit
 def _softmax_rows(work, at, copies, outputs, index, labels, weights, P, keep, out, residual):
-    """Scores to probabilities p and losses, if they are to be kept; then, for gradients, to w (p − onehot).
+    """Scores to probabilities p and parts of the losses, if they are to be kept; for gradients, then to w (p − onehot).
 
     Where the last class is not computed its score is 0.
     """
@@ -231,7 +219,7 @@ def _softmax_rows(work, at, copies, outputs, index, labels, weights, P, keep, ou
             for c in range(computed):
                 row[c] *= share
             if keep:
-                out[q, at + i] += np.log(total)
+                out[copies + q, at + i] = total
                 for c in range(computed):
                     P[q, at + i, c] = row[c]
                 if computed < outputs:
@@ -262,7 +250,8 @@ def _logistic_rows(work, at, index, labels, weights, P, keep, out, residual):
             p = one / (one + small)
             p = p if s >= 0 else small * p
             if keep:
-                out[q, at + i] = np.log1p(small) + (max(s, 0) if s == s else s) - label * s
+                out[q, at + i] = (max(s, 0) if s == s else s) - label * s
+                out[copies + q, at + i] = small
                 P[q, at + i, 0] = p
             work[i, q] = p
             if residual:
@@ -358,18 +347,22 @@ class Engine:
         self.passes[data.X.dtype, data.real], self.sums[data.real]
 
     def forward(self, data: Any, batch: Array | None, Y: Array) -> tuple[Array, Array]:
-        """Probabilities (n × outputs) and losses (n) at Y."""
+        """Probabilities (n × outputs) and what `losses` needs, at Y."""
         n = data.count(batch)
-        P, losses = np.empty((1, n, data.outputs), data.real), np.empty((1, n))
-        self.run(data, FORWARD, batch, Y[None], data.no_weights, P, True, losses)
-        return P[0], losses[0]
+        P, parts = np.empty((1, n, data.outputs), data.real), np.empty((2, n))
+        self.run(data, FORWARD, batch, Y[None], data.no_weights, P, True, parts)
+        return P[0], parts
+
+    def losses(self, data: Any, parts: Array) -> Array:
+        """The loss of every sample. Its logarithm is left until somebody asks: gradients do not, and it takes time."""
+        return parts[0] + (np.log1p(parts[1]) if data.logistic else np.log(parts[1]))
 
     def residual_pass(self, data: Any, batch: Array | None, Y: Array, weights: Array) -> tuple[Array, Array, Array]:
-        """Probabilities, losses and the gradient of Σ w_j·loss_j at Y; no ridge."""
+        """Probabilities, what `losses` needs, and the gradient of Σ w_j·loss_j at Y; no ridge."""
         n = data.count(batch)
-        P, losses = np.empty((1, n, data.outputs), data.real), np.empty((1, n))
-        G = self.run(data, RESIDUAL, batch, Y[None], weights[None], P, True, losses)
-        return P[0], losses[0], G[0]
+        P, parts = np.empty((1, n, data.outputs), data.real), np.empty((2, n))
+        G = self.run(data, RESIDUAL, batch, Y[None], weights[None], P, True, parts)
+        return P[0], parts, G[0]
 
     def gradients(self, data: Any, batch: Array | None, Y: Array, weights: Array) -> Array:
         """The gradients of Σ w_qj·loss_j at each of the copies Y[q]; weights are copies × n, or 1 × n for all."""
@@ -398,8 +391,6 @@ def _pass(data: Any, mode: int, batch: Any, V: Array, weights: Array, P: Array, 
     n, real = data.count(batch), data.real
     copies, outputs, width = V.shape
     columns = copies * outputs
-    if columns >= MANY_COLUMNS:
-        return _pass_by_blas(data, mode, batch, V, weights, P, keep, out)
     block = _block_rows(data.X.shape[1], real.itemsize)
     chunk = chunk_rows(n, block)
     chunks = max(-(-n // chunk), 1)
@@ -416,39 +407,6 @@ def _pass(data: Any, mode: int, batch: Any, V: Array, weights: Array, P: Array, 
     if summing:
         add_chunks[real](sums, data.logistic, total)
     return total
-
-
-def _pass_by_blas(
-    data: Any, mode: int, batch: Any, V: Array, weights: Array, P: Array, keep: bool, out: Array
-) -> Array:
-    """The same with many columns: the multiplications by BLAS, between them the rows as everywhere."""
-    n, real, d = data.count(batch), data.real, data.X.shape[1]
-    copies, outputs, width = V.shape
-    columns = (V if data.logistic else V[:, :-1] - V[:, -1:]).reshape(-1, width)
-    model = columns[:, :d].T if data.scale == 1 else (columns[:, :d] * data.scale).T
-    constants = data.shift * columns[:, :d].sum(axis=1) + (columns[:, d] if data.bias else 0)
-    summing = mode in (RESIDUAL, KEPT, JACOBIAN)
-    total = np.zeros((1, len(columns), width))
-    index = data.everything if batch is None else batch
-    for at in range(0, n, BLAS_ROWS):
-        rows = slice(at, min(at + BLAS_ROWS, n))
-        X = data.X[rows if batch is None else batch[rows]].astype(real, copy=False)
-        work = X @ model
-        work += constants
-        rows_kernel[real](mode, work, at, copies, outputs, index, data.labels, data.logistic, weights, P, keep, out)
-        if summing:
-            sums = work.sum(axis=0)
-            part = work.T @ X
-            if data.scale != 1 or data.shift != 0:
-                part *= data.scale
-                part += data.shift * sums[:, None]
-            total[0, :, :d] += part
-            if data.bias:
-                total[0, :, d] += sums
-    result = np.empty(V.shape if summing else 0)
-    if summing:
-        add_chunks[np.dtype(np.float64)](total, data.logistic, result)
-    return result
 
 
 engine = Engine(_pass, regression_pass, add_chunks)

@@ -29,7 +29,7 @@ _FEATURES = cpu()[1]
 _AVX512 = "+avx512f" in _FEATURES
 VECTOR_BYTES = 64 if _AVX512 else 32 if "+avx2" in _FEATURES else 16
 # The group of 10 needs 22 vector registers of 32; with 16 of them (AVX2) 5 is the most that does not spill.
-GROUPS = (10, 9, 8, 7, 6, 5, 4, 3, 2, 1) if _AVX512 else (5, 4, 3, 2, 1)
+GROUPS = (10, 9, 5, 4, 3, 2, 1) if _AVX512 else (5, 4, 3, 2, 1)
 ROWS = 2
 LINE = 64  # bytes that a cache fetches at once
 
@@ -102,6 +102,19 @@ class _Writer:
             vector = self.builder.fadd(low, high)
         return self.builder.extract_element(vector, ir.Constant(_i32, 0)) if self.lanes > 1 else vector
 
+    def only(self, vector: Any, first: Any, end: Any) -> Any:
+        """A vector with zeros in all lanes but first…end−1."""
+        numbers = ir.Constant(ir.VectorType(_i64, self.lanes), [*range(self.lanes)])
+        bounds = ir.Constant(numbers.type, ir.Undefined)
+        zeros = ir.Constant(ir.VectorType(_i32, self.lanes), [0] * self.lanes)
+
+        def compared(how: str, bound: Any) -> Any:
+            one = self.builder.insert_element(bounds, _constant(bound), ir.Constant(_i32, 0))
+            return self.builder.icmp_signed(how, numbers, self.builder.shuffle_vector(one, one, zeros))
+
+        inside = self.builder.and_(compared(">=", first), compared("<", end))
+        return self.builder.select(inside, vector, self.zero)
+
     def prefetch(self, address: Any) -> None:
         """Ask for the line at this address, for the second-level cache."""
         pointer = ir.IntType(8).as_pointer()
@@ -149,26 +162,38 @@ def dots(typing, group, X, offsets, i, V, j, begin, end, out, first):
         v, v_stride = w.array(signature.args[4], V)
         to, to_stride = w.array(signature.args[8], out)
         rows = [w.add(x, w.load(w.add(places, w.times(w.add(i, r), 8)), _i64)) for r in range(ROWS)]
-        whole = builder.sub(end, builder.srem(builder.sub(end, begin), _constant(w.lanes)))
+        rest = builder.srem(builder.sub(end, begin), _constant(w.lanes))
+        whole = builder.sub(end, rest)
+        # What is left over is part of the last vector that there is; only where there is none, numbers one by one.
+        has_vector = builder.icmp_signed(">=", builder.sub(end, begin), _constant(w.lanes))
+        is_left = builder.icmp_signed("!=", rest, _constant(0))
+
+        def products(columns: list[Any], k: Any, lanes: int) -> Iterator[tuple[int, Any, Any]]:
+            there = w.times(k, stored.bitwidth // 8)
+            x_k = [w.load_as_real(w.add(row, there), stored, lanes) for row in rows]
+            for c, column in enumerate(columns):
+                v_k = w.load_as_real(w.add(column, w.times(k, w.size)), real, lanes)
+                for r in range(ROWS):
+                    yield r * len(columns) + c, x_k[r], v_k
 
         def accumulate(sums: list[Any], columns: list[Any], first: Any, last: Any, lanes: int) -> None:
             with w.loop(first, last, lanes) as k:
-                there = w.times(k, stored.bitwidth // 8)
-                x_k = [w.load_as_real(w.add(row, there), stored, lanes) for row in rows]
-                for c, column in enumerate(columns):
-                    v_k = w.load_as_real(w.add(column, w.times(k, w.size)), real, lanes)
-                    for r in range(ROWS):
-                        slot = sums[r * len(columns) + c]
-                        builder.store(w.fma(x_k[r], v_k, builder.load(slot)), slot)
+                for place, x_k, v_k in products(columns, k, lanes):
+                    builder.store(w.fma(x_k, v_k, builder.load(sums[place])), sums[place])
 
         for size in w.each(GROUPS, group):
             columns = [w.add(v, w.times(w.add(j, c), v_stride)) for c in range(size)]
             vectors = w.variables(ROWS * size)
             accumulate(vectors, columns, begin, whole, w.lanes)
+            with builder.if_then(builder.and_(has_vector, is_left)):
+                new = builder.sub(_constant(w.lanes), rest)
+                for place, x_k, v_k in products(columns, builder.sub(end, _constant(w.lanes)), w.lanes):
+                    part = w.only(builder.fmul(x_k, v_k), new, w.lanes)
+                    builder.store(builder.fadd(builder.load(vectors[place]), part), vectors[place])
             numbers = w.variables(ROWS * size, w.scalar)
             for vector, number in zip(vectors, numbers, strict=True):
                 builder.store(w.lane_sum(builder.load(vector)), number)
-            accumulate(numbers, columns, whole, end, 1)
+            accumulate(numbers, columns, builder.select(has_vector, end, whole), end, 1)
             for r in range(ROWS):
                 for c in range(size):
                     address = w.add(to, w.times(w.add(i, r), to_stride), w.times(w.add(j, c), w.size))
@@ -192,49 +217,60 @@ def outer(typing, group, X, offsets, rows, R, j, begin, end, G, next_offsets):
         stored, real = signature.args[1].dtype, signature.args[4].dtype
         group, X, offsets, rows, R, j, begin, end, G, next_offsets = arguments
 
-        def accumulate(w: _Writer, size: int, width: int, begin: Any, last: Any) -> Any:
-            """All k from `begin` that fill tiles of `width` vectors; the first k that does not. Past the end means
-            from the beginning."""
+        def tile(w: _Writer, size: int, width: int, k: Any, lanes: tuple[Any, Any] | None = None) -> None:
+            """`size` columns by `width` vectors at k, or those lanes of one vector."""
             x, _ = w.array(signature.args[1], X)
             places, _ = w.array(signature.args[2], offsets)
             r, r_stride = w.array(signature.args[4], R)
             r = w.add(r, w.times(j, w.size))
             g, g_stride = w.array(signature.args[8], G)
-            columns = [w.add(g, w.times(w.add(j, c), g_stride)) for c in range(size)]
             next_places, _ = w.array(signature.args[9], next_offsets)
             size_stored = stored.bitwidth // 8
-            step = width * w.lanes
-            whole = builder.sub(last, builder.srem(builder.sub(last, begin), _constant(step)))
-            with w.loop(begin, whole, step) as place:
-                k = builder.select(builder.icmp_signed("<", place, end), place, builder.sub(place, end))
-                at = w.times(k, w.size)
-                sums = w.variables(size * width)
-                with w.loop(0, rows, 1) as i:
-                    there = w.add(x, w.times(k, size_stored))
-                    row = w.add(there, w.load(w.add(places, w.times(i, 8)), _i64))
-                    x_k = [w.load_as_real(w.add(row, f * w.lanes * size_stored), stored, w.lanes) for f in range(width)]
-                    ahead = w.add(there, w.load(w.add(next_places, w.times(i, 8)), _i64))
-                    for line in range(0, step * size_stored, LINE):
-                        w.prefetch(w.add(ahead, line))
-                    numbers = w.add(r, w.times(i, r_stride))
-                    for c in range(size):
-                        number = w.spread(w.load(w.add(numbers, c * w.size), w.scalar))
-                        for f in range(width):
-                            slot = sums[c * width + f]
-                            builder.store(w.fma(number, x_k[f], builder.load(slot)), slot)
+            sums = w.variables(size * width)
+            with w.loop(0, rows, 1) as i:
+                there = w.add(x, w.times(k, size_stored))
+                row = w.add(there, w.load(w.add(places, w.times(i, 8)), _i64))
+                x_k = [w.load_as_real(w.add(row, f * w.lanes * size_stored), stored, w.lanes) for f in range(width)]
+                ahead = w.add(there, w.load(w.add(next_places, w.times(i, 8)), _i64))
+                for line in range(0, width * w.lanes * size_stored, LINE):
+                    w.prefetch(w.add(ahead, line))
+                numbers = w.add(r, w.times(i, r_stride))
                 for c in range(size):
+                    number = w.spread(w.load(w.add(numbers, c * w.size), w.scalar))
                     for f in range(width):
-                        address = w.add(columns[c], at, f * w.lanes * w.size)
-                        w.store(builder.fadd(w.load(address), builder.load(sums[c * width + f])), address)
+                        slot = sums[c * width + f]
+                        builder.store(w.fma(number, x_k[f], builder.load(slot)), slot)
+            for c in range(size):
+                for f in range(width):
+                    address = w.add(g, w.times(w.add(j, c), g_stride), w.times(w.add(k, f * w.lanes), w.size))
+                    total = builder.load(sums[c * width + f])
+                    total = w.only(total, *lanes) if lanes else total
+                    w.store(builder.fadd(w.load(address), total), address)
+
+        def tiles(w: _Writer, size: int, width: int, first: Any, last: Any) -> Any:
+            """All k from `first` that fill tiles; the first k that does not."""
+            step = width * w.lanes
+            whole = builder.sub(last, builder.srem(builder.sub(last, first), _constant(step)))
+            with w.loop(first, whole, step) as k:
+                tile(w, size, width, k)
             return whole
 
-        vectors = _Writer(context, builder, real, VECTOR_BYTES // (real.bitwidth // 8))
-        numbers = _Writer(context, builder, real, 1)
-        wrapped_end = numbers.add(end, begin)
-        for size in vectors.each(GROUPS, group):
+        w = _Writer(context, builder, real, VECTOR_BYTES // (real.bitwidth // 8))
+        lanes, zero = _constant(w.lanes), _constant(0)
+        has_vector = builder.icmp_signed(">=", end, lanes)
+        for size in w.each(GROUPS, group):
             # Few columns leave registers free for more vectors, and need them: each sum waits for the one before.
-            rest = accumulate(vectors, size, 4 if size <= 2 else 2, begin, end)
-            accumulate(numbers, size, 1, rest, wrapped_end)
+            rest = tiles(w, size, 4 if size <= 2 else 2, begin, end)
+            rest = tiles(w, size, 1, rest, end)
+            # Left over are the end and, before `begin`, the beginning: parts of the last vector and of the first.
+            with builder.if_then(has_vector), w.loop(0, _constant(2), 1) as which:
+                at_end = builder.icmp_signed("==", which, zero)
+                k = builder.select(at_end, builder.sub(end, lanes), zero)
+                first = builder.select(at_end, builder.sub(lanes, builder.sub(end, rest)), zero)
+                last = builder.select(at_end, lanes, begin)
+                with builder.if_then(builder.icmp_signed("<", first, last)):
+                    tile(w, size, 1, k, (first, last))
+            tiles(_Writer(context, builder, real, 1), size, 1, zero, builder.select(has_vector, zero, end))
         return context.get_dummy_value()
 
     return signature, generate
@@ -338,6 +374,10 @@ def masked_sums(typing, Xt, features, begin, end, R, j, sums):
 
 @numba.njit(error_model="numpy")
 def group_size(left):
-    """How many of the columns that are left make the next group: the largest that there is, the last ones in halves."""
-    most = GROUPS[0]
-    return (left + 1) // 2 if most < left < 2 * most else min(left, most)
+    """How many of the columns that are left make the next group: many, but so that few do not remain."""
+    for size in GROUPS:
+        if left == size:
+            return left
+    if left < 10:
+        return (left + 1) // 2
+    return GROUPS[0] if left >= GROUPS[0] + 5 else GROUPS[1]
