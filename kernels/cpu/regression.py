@@ -418,12 +418,14 @@ def chunk_rows(n: int, block: int) -> int:
 
 
 def share_out(work: Callable[[int, int], None], chunks: int, threads: int) -> None:
-    """Call work(begin, end) for all chunks, split among the threads; the kernels let go of Python's lock."""
-    if threads == 1 or chunks == 1:
-        work(0, chunks)
-        return
-    shares = [chunks * t // threads for t in range(threads + 1)]
-    for job in [_pool(threads).submit(work, begin, end) for begin, end in pairwise(shares)]:
+    """Call work(begin, end) for all chunks, split among the threads; the kernels let go of Python's lock.
+
+    This thread takes a share itself: a woken thread then finds its own core, not this one's.
+    """
+    shares = [*pairwise(chunks * t // threads for t in range(threads + 1))] if chunks > 1 else [(0, chunks)]
+    jobs = [_pool(threads - 1).submit(work, *share) for share in shares[1:]]
+    work(*shares[0])
+    for job in jobs:
         job.result()
 
 

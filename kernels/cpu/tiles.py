@@ -162,10 +162,8 @@ def dots(typing, group, X, offsets, i, V, j, begin, end, out, first):
         v, v_stride = w.array(signature.args[4], V)
         to, to_stride = w.array(signature.args[8], out)
         rows = [w.add(x, w.load(w.add(places, w.times(w.add(i, r), 8)), _i64)) for r in range(ROWS)]
-        rest = builder.srem(builder.sub(end, begin), _constant(w.lanes))
-        whole = builder.sub(end, rest)
-        # What is left over is part of the last vector that there is; only where there is none, numbers one by one.
-        has_vector = builder.icmp_signed(">=", builder.sub(end, begin), _constant(w.lanes))
+        count = builder.sub(end, begin)
+        rest = builder.srem(count, _constant(w.lanes))
         is_left = builder.icmp_signed("!=", rest, _constant(0))
 
         def products(columns: list[Any], k: Any, lanes: int) -> Iterator[tuple[int, Any, Any]]:
@@ -176,29 +174,34 @@ def dots(typing, group, X, offsets, i, V, j, begin, end, out, first):
                 for r in range(ROWS):
                     yield r * len(columns) + c, x_k[r], v_k
 
-        def accumulate(sums: list[Any], columns: list[Any], first: Any, last: Any, lanes: int) -> None:
-            with w.loop(first, last, lanes) as k:
+        def accumulate(sums: list[Any], columns: list[Any], last: Any, lanes: int) -> None:
+            with w.loop(begin, last, lanes) as k:
                 for place, x_k, v_k in products(columns, k, lanes):
                     builder.store(w.fma(x_k, v_k, builder.load(sums[place])), sums[place])
 
-        for size in w.each(GROUPS, group):
-            columns = [w.add(v, w.times(w.add(j, c), v_stride)) for c in range(size)]
-            vectors = w.variables(ROWS * size)
-            accumulate(vectors, columns, begin, whole, w.lanes)
-            with builder.if_then(builder.and_(has_vector, is_left)):
-                new = builder.sub(_constant(w.lanes), rest)
-                for place, x_k, v_k in products(columns, builder.sub(end, _constant(w.lanes)), w.lanes):
-                    part = w.only(builder.fmul(x_k, v_k), new, w.lanes)
-                    builder.store(builder.fadd(builder.load(vectors[place]), part), vectors[place])
-            numbers = w.variables(ROWS * size, w.scalar)
-            for vector, number in zip(vectors, numbers, strict=True):
-                builder.store(w.lane_sum(builder.load(vector)), number)
-            accumulate(numbers, columns, builder.select(has_vector, end, whole), end, 1)
+        def write(sums: list[Any], size: int, c: Any) -> None:
             for r in range(ROWS):
-                for c in range(size):
-                    address = w.add(to, w.times(w.add(i, r), to_stride), w.times(w.add(j, c), w.size))
+                for column in range(size):
+                    address = w.add(to, w.times(w.add(i, r), to_stride), w.times(w.add(j, c, column), w.size))
                     before = builder.select(first, ir.Constant(w.scalar, 0.0), w.load(address, w.scalar))
-                    w.store(builder.fadd(before, builder.load(numbers[r * size + c])), address)
+                    w.store(builder.fadd(before, sums[r * size + column]), address)
+
+        with builder.if_else(builder.icmp_signed(">=", count, _constant(w.lanes))) as (vectors, numbers):
+            with vectors:
+                for size in w.each(GROUPS, group):
+                    columns = [w.add(v, w.times(w.add(j, c), v_stride)) for c in range(size)]
+                    sums = w.variables(ROWS * size)
+                    accumulate(sums, columns, builder.sub(end, rest), w.lanes)
+                    with builder.if_then(is_left):  # part of the last vector that there is
+                        new = builder.sub(_constant(w.lanes), rest)
+                        for place, x_k, v_k in products(columns, builder.sub(end, _constant(w.lanes)), w.lanes):
+                            part = w.only(builder.fmul(x_k, v_k), new, w.lanes)
+                            builder.store(builder.fadd(builder.load(sums[place]), part), sums[place])
+                    write([w.lane_sum(builder.load(vector)) for vector in sums], size, 0)
+            with numbers, w.loop(0, group, 1) as c:
+                sums = w.variables(ROWS, w.scalar)
+                accumulate(sums, [w.add(v, w.times(w.add(j, c), v_stride))], end, 1)
+                write([builder.load(number) for number in sums], 1, c)
         return context.get_dummy_value()
 
     return signature, generate
@@ -217,8 +220,8 @@ def outer(typing, group, X, offsets, rows, R, j, begin, end, G, next_offsets):
         stored, real = signature.args[1].dtype, signature.args[4].dtype
         group, X, offsets, rows, R, j, begin, end, G, next_offsets = arguments
 
-        def tile(w: _Writer, size: int, width: int, k: Any, lanes: tuple[Any, Any] | None = None) -> None:
-            """`size` columns by `width` vectors at k, or those lanes of one vector."""
+        def tile(w: _Writer, j: Any, size: int, width: int, k: Any, lanes: tuple[Any, Any] | None = None) -> None:
+            """`size` columns from j by `width` vectors at k, or those lanes of one vector."""
             x, _ = w.array(signature.args[1], X)
             places, _ = w.array(signature.args[2], offsets)
             r, r_stride = w.array(signature.args[4], R)
@@ -247,30 +250,31 @@ def outer(typing, group, X, offsets, rows, R, j, begin, end, G, next_offsets):
                     total = w.only(total, *lanes) if lanes else total
                     w.store(builder.fadd(w.load(address), total), address)
 
-        def tiles(w: _Writer, size: int, width: int, first: Any, last: Any) -> Any:
-            """All k from `first` that fill tiles; the first k that does not."""
-            step = width * w.lanes
-            whole = builder.sub(last, builder.srem(builder.sub(last, first), _constant(step)))
-            with w.loop(first, whole, step) as k:
-                tile(w, size, width, k)
-            return whole
-
         w = _Writer(context, builder, real, VECTOR_BYTES // (real.bitwidth // 8))
         lanes, zero = _constant(w.lanes), _constant(0)
-        has_vector = builder.icmp_signed(">=", end, lanes)
-        for size in w.each(GROUPS, group):
-            # Few columns leave registers free for more vectors, and need them: each sum waits for the one before.
-            rest = tiles(w, size, 4 if size <= 2 else 2, begin, end)
-            rest = tiles(w, size, 1, rest, end)
-            # Left over are the end and, before `begin`, the beginning: parts of the last vector and of the first.
-            with builder.if_then(has_vector), w.loop(0, _constant(2), 1) as which:
-                at_end = builder.icmp_signed("==", which, zero)
-                k = builder.select(at_end, builder.sub(end, lanes), zero)
-                first = builder.select(at_end, builder.sub(lanes, builder.sub(end, rest)), zero)
-                last = builder.select(at_end, lanes, begin)
-                with builder.if_then(builder.icmp_signed("<", first, last)):
-                    tile(w, size, 1, k, (first, last))
-            tiles(_Writer(context, builder, real, 1), size, 1, zero, builder.select(has_vector, zero, end))
+        with builder.if_else(builder.icmp_signed(">=", end, lanes)) as (vectors, numbers):
+            with vectors:
+                for size in w.each(GROUPS, group):
+                    # Few columns leave registers free for more vectors, and need them: each sum waits for the last.
+                    width = 4 if size <= 2 else 2
+                    rest = builder.srem(builder.sub(end, begin), _constant(width * w.lanes))
+                    whole = builder.sub(end, rest)
+                    with w.loop(begin, whole, width * w.lanes) as k:
+                        tile(w, j, size, width, k)
+                    # Then single vectors, the last of which may overlap what is done; and what is before `begin`.
+                    singles = builder.sdiv(w.add(rest, w.lanes - 1), lanes)
+                    with w.loop(0, w.add(singles, 1), 1) as number:
+                        is_head = builder.icmp_signed("==", number, singles)
+                        new = w.add(whole, w.times(number, w.lanes))
+                        latest = builder.sub(end, lanes)
+                        fits = builder.icmp_signed("<=", new, latest)
+                        k = builder.select(is_head, zero, builder.select(fits, new, latest))
+                        first = builder.select(is_head, zero, builder.sub(new, k))
+                        last = builder.select(is_head, begin, lanes)
+                        with builder.if_then(builder.icmp_signed("<", first, last)):
+                            tile(w, j, size, 1, k, (first, last))
+            with numbers, w.loop(0, group, 1) as c, w.loop(0, end, 1) as k:
+                tile(_Writer(context, builder, real, 1), w.add(j, c), 1, 1, k)
         return context.get_dummy_value()
 
     return signature, generate
