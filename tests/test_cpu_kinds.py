@@ -154,6 +154,7 @@ def check(run: str, cache: Path) -> dict[str, dict[str, Any]]:
     return reports
 
 
+@pytest.mark.slow
 def test_sweeps_have_the_same_bits_on_every_kind(tmp_path) -> None:
     """Lanes fill a cache line whatever the registers, and a multiply-add is rounded once whether or not in hardware."""
     reports = check("run_sweeps", tmp_path)

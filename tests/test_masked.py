@@ -353,7 +353,7 @@ def brought_back(gpu: Device, found: dict[str, Any]) -> dict[str, np.ndarray]:
     return {name: gpu.to_host(array) if kernels.on_gpu(array) else array for name, array in found.items()}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data(), mask=masks, kind=batches, order=st.sampled_from(ORDERS))
 def test_a_gpu_gives_the_same_answers(build, data, mask, kind, order) -> None:
     size = data.draw(cases.filter(lambda case: case["pair"] in ((F64, F64), (U8, F64), (F32, F32))))

@@ -50,16 +50,22 @@ def test_the_python_of_the_readme_runs(fbompi, tmp_path: Path) -> None:
     assert done.returncode == 0 and "rounds = 20" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("line", sorted({w.strip() for w in re.findall(r"^(fbompi [^#\n]*)", README, re.M)}))
+def commands() -> list:
+    """Those of the README; measuring takes a while."""
+    lines = sorted({w.strip() for w in re.findall(r"^(fbompi [^#\n]*)", README, re.M)})
+    return [pytest.param(line, marks=[pytest.mark.slow] if " bench " in line else []) for line in lines]
+
+
+@pytest.mark.parametrize("line", commands())
 def test_the_commands_of_the_readme_run(fbompi, line: str) -> None:
     words = line.split()[1:]
     words += ["-o", "run.rounds=2"] if words[0] == "run" and "--help" not in words else []
-    result = fbompi(*[ROOT / w if w.startswith("jobs/") else w for w in words])
+    result = fbompi(*[ROOT / w if w.startswith("jobs/") else w for w in words], timeout=600)
     assert result.status == 0, result
 
 
 def test_help_has_an_example_for_every_command(fbompi) -> None:
-    for words in (["run"], ["inspect"], ["list"], ["doctor"], ["bench", "link"]):
+    for words in (["run"], ["inspect"], ["list"], ["doctor"], ["bench", "link"], ["bench", "kernels"]):
         assert re.search(rf"^  fbompi {' '.join(words)}", fbompi(*words, "--help").out, re.M), words
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 WARM_UPS = 2  # the first call compiles or plans
-QUICK = 0.03  # seconds
+QUICK = 0.1  # seconds
 REST = 0.02  # seconds, in which other libraries' threads go to sleep
 
 
