@@ -19,10 +19,10 @@ SHAPES = ((6_000, 784, 1), (6_000, 54, 1), (600, 784, 10), (6_000, 54, 7))  # ro
 
 def cases(repeats: int, threads: int) -> list[Case]:
     """x has one weight per sample through a sigmoid, as in hyper-cleaning; float64."""
-    return [_case(*shape, repeats, threads) for shape in SHAPES]
+    return [case(*shape, repeats, threads) for shape in SHAPES]
 
 
-def _case(rows: int, features: int, outputs: int, repeats: int, threads: int) -> Case:
+def case(rows: int, features: int, outputs: int, repeats: int, threads: int) -> Case:
     rng = np.random.default_rng(0)
     loss: Literal["softmax", "logistic"] = "logistic" if outputs == 1 else "softmax"
     labels = rng.integers(0, max(outputs, 2), rows)
