@@ -1,6 +1,6 @@
 """Numerical kernels, by what they compute.
 
-    regression   softmax and logistic regression: values, gradients, Hessian products, Neumann sums, masked forms
+    regression   softmax and logistic regression: values, gradients, Hessian products, Neumann sums, submodels
     mlp          the two-layer network of hyper-representation
     sweeps       projected subgradient sweeps
     jacobian     finite-difference coordinates of the Jacobian of an inner map
