@@ -24,8 +24,7 @@ HERE = Path(__file__).parent
 KERNELS = {
     "features.cu": ("gather_rows",),
     "rows.cu": ("softmax_rows", "residual_rows", "jacobian_rows", "along_rows"),
-    "logistic.cu": ("logistic_sweep",),
-    "location.cu": ("location_sweep",),
+    "sweeps.cu": ("logistic_sweep", "location_sweep"),
     "coordinates.cu": ("perturbed_copies", "difference_quotients"),
 }
 FILE_OF = {kernel: file for file, kernels in KERNELS.items() for kernel in kernels}

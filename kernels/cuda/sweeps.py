@@ -33,13 +33,10 @@ def logistic_sweep(
     bounds: Any = None,
 ) -> Array:
     """One sweep of each client over f_j(x) = log(1 + exp(−t_j⟨a_j, x⟩)), in the precision of x."""
-    sweep = _Sweep(X, x, gamma, shift, order, box, bounds)
-    real = sweep.real.type
-    t = current().asarray(t, sweep.real)
+    t = current().asarray(t, x.dtype)
     if not bool((abs(t) == 1).all()):
         raise ValueError("t: expected -1 or +1 for every row")
-    rows = (current().asarray(X), real(scale), real(offset), t)
-    return sweep.run("logistic_sweep", (sweep.real, X.dtype), rows)
+    return _Sweep(X, t, x, gamma, shift, order, box, bounds).run("logistic_sweep", scale, offset)
 
 
 def location_sweep(
@@ -53,11 +50,10 @@ def location_sweep(
     bounds: Any = None,
 ) -> Array:
     """One sweep of each client over f_j(x) = max(‖x − c_j‖ − r_j, 0), in the precision of x."""
-    sweep = _Sweep(centres, x, gamma, shift, order, box, bounds)
-    radii = current().asarray(radii, sweep.real)
+    radii = current().asarray(radii, x.dtype)
     if bool((radii < 0).any()):
         raise ValueError("radii: expected at least 0 for every row")
-    return sweep.run("location_sweep", (sweep.real,), (current().asarray(centres, sweep.real), radii))
+    return _Sweep(centres, radii, x, gamma, shift, order, box, bounds).run("location_sweep")
 
 
 def logistic_value(X: Array, t: Array, x: Array, scale: float = 1.0, offset: float = 0.0) -> float:
@@ -85,7 +81,10 @@ def _blocks(X: Array) -> Iterator[slice]:
 class _Sweep:
     """The arguments that both sweeps have in common, as the kernels want them."""
 
-    def __init__(self, rows: Array, x: Array, gamma: Any, shift: Any, order: Any, box: Any, bounds: Any) -> None:
+    def __init__(
+        self, rows: Array, numbers: Array, x: Array, gamma: Any, shift: Any, order: Any, box: Any, bounds: Any
+    ) -> None:
+        self.rows, self.numbers = current().asarray(rows), numbers
         self.features, self.real = rows.shape[1], np.dtype(x.dtype)
         self.alone = bounds is None
         steps = len(rows) if order is None else len(order)
@@ -128,13 +127,15 @@ class _Sweep:
             raise ValueError(f"{name}: got shape {given.shape}, expected {expected}")
         return current().asarray(given, self.real), np.int64(self.features if given.ndim == 2 else 0)
 
-    def run(self, name: str, dtypes: tuple, rows: tuple) -> Array:
-        device = current()
+    def run(self, name: str, scale: float = 1.0, offset: float = 0.0) -> Array:
+        device, real = current(), self.real.type
         threads = threads_for(self.features)
         sums = 2 * (threads // 32)
         in_shared = (sums + self.features) * self.real.itemsize <= SHARED_BYTES
         shared = (sums + self.features * in_shared) * self.real.itemsize
         result = device.xp.empty((self.clients, self.features), self.real)
+        rows = self.rows, real(scale), real(offset), self.numbers
         args = (np.int64(self.features), *rows, *self.steps, *self.moves, *self.box, *self.start)
+        dtypes = self.real, self.rows.dtype
         device.launch(name, dtypes, (self.clients,), threads, (*args, np.int32(in_shared), result), shared)
         return result[0] if self.alone else result
