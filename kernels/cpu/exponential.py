@@ -7,20 +7,33 @@ of a gradient costs a tenth of the pass, not half of it. The relative error is b
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import numba
 import numpy as np
 from numba.extending import overload
 
 LOG2_E = 1 / math.log(2)
-# Taylor's series on |r| ≤ ½·log 2 leaves out less than one rounding from these degrees on.
-SERIES64 = tuple(1 / math.factorial(k) for k in range(13, -1, -1))
-SERIES32 = tuple(np.float32(1 / math.factorial(k)) for k in range(7, -1, -1))
-# log 2 in two parts: the first has so few digits that its product with the exponent is exact.
-HIGH64, LOW64 = 6.93147180369123816490e-01, 1.90821492927058770002e-10
-HIGH32, LOW32 = np.float32(0.693359375), np.float32(-2.12194440e-4)
-# Adding this rounds to an integer, which then stands in the lowest bits.
-ROUND64, ROUND32 = 1.5 * 2.0**52, np.float32(1.5 * 2.0**23)
+
+
+@dataclass(frozen=True)
+class Format:
+    """What the computation needs to know of a type of numbers."""
+
+    real: Any
+    whole: Any
+    digits: int  # of the fraction, in bits
+    bias: int  # of the exponent
+    lowest: float  # below it the result is that of this
+    degree: int  # of Taylor's series on |r| ≤ ½·log 2, which leaves out less than one rounding
+    # log 2 in two parts: the first has so few digits that its product with the exponent is exact.
+    high: float
+    low: float
+
+
+DOUBLE = Format(np.float64, np.int64, 52, 1023, -708.0, 13, 6.93147180369123816490e-01, 1.90821492927058770002e-10)
+SINGLE = Format(np.float32, np.int32, 23, 127, -87.0, 7, 0.693359375, -2.12194440e-4)
 
 
 def exponentials(values, count):
@@ -29,36 +42,24 @@ def exponentials(values, count):
 
 @overload(exponentials, jit_options={"fastmath": {"contract"}, "error_model": "numpy"})
 def _exponentials(values, count):
-    if values.dtype == numba.float64:
+    of = DOUBLE if values.dtype == numba.float64 else SINGLE
+    real, whole = of.real, of.whole
+    series = tuple(real(1 / math.factorial(k)) for k in range(of.degree, -1, -1))
+    log2_e, high, low, lowest = (real(number) for number in (LOG2_E, of.high, of.low, of.lowest))
+    rounder = real(1.5 * 2.0**of.digits)  # adding this rounds to an integer, which then stands in the lowest bits
+    bias, digits = whole(of.bias), whole(of.digits)
 
-        def double(values, count):
-            for i in range(count):
-                x = values[i]
-                x = -708.0 if x < -708.0 else x
-                shifted = x * LOG2_E + ROUND64
-                n = shifted - ROUND64
-                r = (x - n * HIGH64) - n * LOW64
-                series = SERIES64[0]
-                for k in range(1, 14):
-                    series = series * r + SERIES64[k]
-                exponent = np.int64(np.float64(shifted).view(np.int64) + np.int64(1023)) << np.int64(52)
-                power = np.int64(exponent).view(np.float64)
-                values[i] = series * power
-
-        return double
-
-    def single(values, count):
+    def replace(values, count):
         for i in range(count):
             x = values[i]
-            x = np.float32(-87.0) if x < np.float32(-87.0) else x
-            shifted = np.float32(x * np.float32(LOG2_E)) + ROUND32
-            n = shifted - ROUND32
-            r = (x - n * HIGH32) - n * LOW32
-            series = SERIES32[0]
-            for k in range(1, 8):
-                series = series * r + SERIES32[k]
-            exponent = np.int32(np.float32(shifted).view(np.int32) + np.int32(127)) << np.int32(23)
-            power = np.int32(exponent).view(np.float32)
-            values[i] = series * power
+            x = lowest if x < lowest else x
+            shifted = real(x * log2_e) + rounder
+            n = shifted - rounder
+            r = (x - n * high) - n * low
+            power = whole(whole(real(shifted).view(whole) + bias) << digits).view(real)
+            total = series[0]
+            for k in range(1, len(series)):
+                total = total * r + series[k]
+            values[i] = total * power
 
-    return single
+    return replace
