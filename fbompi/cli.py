@@ -235,7 +235,7 @@ def link(ranks: int, numbers: int, updates: int, per_rank: int, as_json: bool) -
 def bench_kernels(threads: str, repeats: int, as_json: bool) -> None:
     """Each kernel against NumPy, PyTorch and JAX (where installed) and against this machine's own limit.
 
-    All contestants take turns within one run; compiling is not timed. Takes about two minutes per number of threads.
+    All contestants take turns within one run; compiling is not timed. Takes a minute or two per number of threads.
 
     \b
     fbompi bench kernels --threads 1

@@ -38,6 +38,8 @@ class Client:
         if self.device is not None:
             arrays = [self.device.asarray(array) for array in arrays]
         result = function(self, *arrays)
+        if self.device is not None:
+            self.device.synchronize()  # whoever takes the time wants that of computing, not of asking for it
         return result if isinstance(result, tuple) else (result,)
 
     @property

@@ -35,7 +35,7 @@ def _kernel(module: ModuleType) -> dict[str, Any]:
         for name, member in vars(module).items()
         if getattr(member, "__module__", None) == module.__name__ and member.__doc__ and not name.startswith("_")
     }
-    return {"about": _first_line(module), "backends": ["cpu", "cuda"], "offers": public}
+    return {"about": _first_line(module), "offers": public}
 
 
 def _problem(c: Any) -> dict[str, Any]:

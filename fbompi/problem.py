@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fbompi.errors import UserError
+from fbompi.kernels import library
 
 Array = np.ndarray
 
@@ -134,7 +135,8 @@ class Oracles:
         """ℓ of this shard; from power iteration on the Hessian at (x, y) where the problem has no bound."""
         if hasattr(self.problem, "smoothness"):
             return float(self.problem.smoothness(self.shard))
-        return _largest_eigenvalue(lambda v: self.hvp(x, y, v), y.size)
+        start = library(y).asarray(np.random.default_rng(0).standard_normal(y.size))
+        return _largest_eigenvalue(lambda v: self.hvp(x, y, v), start)
 
 
 def _along(gradient, at: Array, v: Array) -> Array:
@@ -157,12 +159,11 @@ def _along_coordinates(value, at: Array) -> Array:
     return gradient
 
 
-def _largest_eigenvalue(apply, size: int, least: int = 20, most: int = 100, margin: float = 1.1) -> float:
-    """Power iteration from a fixed random vector; it approaches from below, hence the margin."""
-    v = np.random.default_rng(0).standard_normal(size)
+def _largest_eigenvalue(apply, v: Array, least: int = 20, most: int = 100, margin: float = 1.1) -> float:
+    """Power iteration from v; it approaches from below, hence the margin."""
     value = 0.0
     for k in range(most):
-        v /= np.linalg.norm(v)
+        v = v / np.linalg.norm(v)
         product = apply(v)
         previous, value = value, float(np.linalg.norm(product))
         if value == 0.0 or (k >= least and abs(value - previous) <= 1e-3 * value):

@@ -76,7 +76,7 @@ class Destination:
                 raise UserError(
                     f'run.out = "{path}": cannot be written: no permission to write in {path.parent.resolve()}'
                 )
-            os.close(os.open(_temporary(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY))  # rather now than after set-up
+            os.close(os.open(_temporary(path), os.O_CREAT | os.O_WRONLY))  # rather now than after set-up
             _temporary(path).unlink()
         except (OSError, ValueError) as e:
             raise UserError(f'run.out = "{path}": cannot be written: {getattr(e, "strerror", None) or e}') from None

@@ -63,6 +63,8 @@ def coordinates(
             raise ValueError(f"which: expected a mask of shape {x.shape}, as x has, got {which.shape}")
         which = xp.flatnonzero(which)
     which = which.astype(np.int64) if which.size == 0 else which
+    if which.dtype.kind not in "iu" or (which.size and not 0 <= int(which.min()) <= int(which.max()) < x.size):
+        raise ValueError(f"which: expected numbers from 0 to {x.size - 1}, or a mask, got {which}")
     mu = increments(x, which, dtype) if mu is None else mu
     result = xp.empty(len(which) if w is not None else (len(which), y.size))
     for begin in range(0, len(which), COPIES):

@@ -251,7 +251,10 @@ def _add(D: Array, X: Array, total: Array) -> None:
 
 
 def _numbers(name: str, of: Array, end: int, xp: Any) -> Array:
-    of = xp.asarray(of, np.int64)
+    of = xp.asarray(of)
+    if of.size and of.dtype.kind not in "iu":
+        raise ValueError(f"{name}: expected whole numbers, got {of.dtype}")
+    of = of.astype(np.int64)
     if of.ndim != 1 or len(xp.unique(of)) < len(of) or (len(of) and not 0 <= int(of.min()) <= int(of.max()) < end):
         raise ValueError(f"{name}: expected numbers from 0 to {end - 1}, each once, got {of}")
     return of

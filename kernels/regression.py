@@ -45,6 +45,13 @@ class Regression:
     ) -> None:
         if X.ndim != 2 or X.dtype not in (np.float64, np.float32, np.uint8):
             raise ValueError(f"X: expected a matrix of float64, float32 or uint8, got {X.ndim}-d {X.dtype}")
+        if loss not in ("softmax", "logistic"):
+            raise ValueError(f'loss = "{loss}": expected softmax or logistic')
+        if backend not in (None, "cpu", "cuda"):
+            raise ValueError(f'backend = "{backend}": expected cpu or cuda')
+        for name, number in (("outputs", outputs), ("threads", threads)):
+            if number is not None and number < 1:
+                raise ValueError(f"{name} = {number}: expected at least 1")
         if loss == "logistic" and outputs != 1:
             raise ValueError(f"outputs = {outputs}: logistic regression has one")
         self.engine, self.xp, X = _engine(backend, X)
@@ -114,7 +121,11 @@ class Regression:
     def real_model(self, Y: Array) -> Array:
         """A model, or several of them, in the working precision: (…, outputs, width)."""
         Y = self.xp.asarray(Y, self.real, order="C")
-        return Y if Y.shape[-len(self.shape) :] == self.shape else Y.reshape(*Y.shape[:-1], *self.shape)
+        if Y.shape[-len(self.shape) :] == self.shape:
+            return Y
+        if Y.shape[-1:] != (math.prod(self.shape),):
+            raise ValueError(f"expected a model of {' × '.join(map(str, self.shape))} numbers, got shape {Y.shape}")
+        return Y.reshape(*Y.shape[:-1], *self.shape)
 
     def several(self, Y: Array) -> Array:
         """Models of the working precision one after another, whatever axes there are before theirs."""
@@ -142,8 +153,9 @@ class Regression:
 class Masked(Regression):
     """The same samples for a submodel: a vector of the coordinates held, every other one being absent (zero).
 
-    A point of it has all products in held coordinates, at a cost in proportion to their number. Their places in the
-    flat full model are `coordinates`: a vector is gathered by Y.ravel()[coordinates], and put back by assignment.
+    A point of it has all products in held coordinates. The cost is that of the features held times the outputs, or,
+    where few coordinates of each are held, of the coordinates and of reading those features. Their places in the flat
+    full model are `coordinates`: a vector is gathered by Y.ravel()[coordinates], and put back by assignment.
     """
 
     def __init__(self, whole: Regression, held: Array) -> None:
@@ -184,13 +196,13 @@ class Point:
 
     @property
     def probabilities(self) -> Array:
-        """n × outputs (of label 1, for logistic regression)."""
-        return self._forward[0]
+        """n × outputs (of label 1, for logistic regression); kept, so not to be written to."""
+        return _guarded(self._forward[0])
 
     @cached_property
     def losses(self) -> Array:
         """The loss of every sample, without weights or ridge."""
-        return self.data.engine.losses(self.data, self._forward[1])
+        return _guarded(self.data.engine.losses(self.data, self._forward[1]))
 
     def guesses(self) -> Array:
         """The most probable label of every sample."""
@@ -216,14 +228,14 @@ class Point:
         data = self.data
         shaped = data.real_model(V)
         w = data.real_weights(weights, self.n)
-        G = data.engine.jacobian_pass(data, self.batch, self.probabilities, w, data.several(shaped))
+        G = data.engine.jacobian_pass(data, self.batch, self._forward[0], w, data.several(shaped))
         return self._with_ridge(G.reshape(shaped.shape), ridge, shaped)
 
     def along(self, V: Array) -> Array:
         """⟨∇ loss_j, V⟩ of every sample: what the cross product with samples' weights needs."""
         data = self.data
         shaped = data.real_model(V)
-        result = data.engine.along(data, self.batch, self.probabilities, data.several(shaped))
+        result = data.engine.along(data, self.batch, self._forward[0], data.several(shaped))
         return result.reshape(*shaped.shape[: -len(data.shape)], self.n)
 
     def neumann(self, b: Array, terms: int, smoothness: float, weights: Weights = None, ridge: Any = 0.0) -> Array:
@@ -251,6 +263,14 @@ class Point:
             return G
         G += ridge * V
         return G
+
+
+def _guarded(array: Array) -> Array:
+    """A view that is not written to by accident; CuPy has no such thing."""
+    if not kernels.on_gpu(array):
+        array = array.view()
+        array.flags.writeable = False
+    return array
 
 
 def _engine(backend: str | None, X: Array) -> tuple[Any, Any, Array]:

@@ -145,6 +145,8 @@ def own_sweep(component: Callable) -> Callable[..., Array]:
     rest is as in `logistic_sweep`. It is compiled in each process at its first call, which takes about a second, and
     is not kept on disk: hold on to it.
     """
+    if not hasattr(component, "py_func"):
+        raise ValueError(f"component: got {type(component).__name__}, expected a function compiled with numba.njit")
     compiled = _cpu().own_sweep(component)
 
     def sweep(
@@ -156,10 +158,10 @@ def own_sweep(component: Callable) -> Callable[..., Array]:
         order: Array | None = None,
         box: tuple[float, float] = EVERYWHERE,
     ) -> Array:
-        lo, hi = _bounds(box)
+        lo, hi = bounds_of(box)
         result = _padded(_point(x))
         outer, l1, l2 = _outer(shift, result)
-        compiled(data, _order(order, count), result, outer, float(gamma), l1, l2, lo, hi)
+        compiled(data, checked_order(order, count), result, outer, float(gamma), l1, l2, lo, hi)
         return result
 
     return sweep
@@ -172,10 +174,10 @@ class _Sweep:
         self, X: Array, per_row: Array, x: Array, shift: Any, order: Any, box: Any, scale: float, offset: float,
         names: tuple[str, str],
     ) -> None:  # fmt: skip
-        self.coding = _coding(X, scale, offset)
+        self.coding = coding_of(X, scale, offset)
         self.X, self.per_row = _rows(X, per_row, _point(x), names)
-        self.order = _order(order, len(X))
-        self.box = _bounds(box)
+        self.order = checked_order(order, len(X))
+        self.box = bounds_of(box)
         lead = _lead(self.X, x)
         self.result = _padded(x, lead)
         self.outer = _outer(shift, self.result, lead)
@@ -191,7 +193,7 @@ class _Sweep:
 
 
 def _value(kernel: Any, X: Array, per_row: Array, x: Array, scale: float, offset: float, names: tuple) -> float:
-    coding = _coding(X, scale, offset)
+    coding = coding_of(X, scale, offset)
     rows, per_row = _rows(X, per_row, _point(x), names)
     return kernel[rows.dtype, x.dtype](rows, per_row, _padded(x, _lead(rows, x)), *coding)
 
@@ -230,13 +232,13 @@ def _rows(X: Array, per_row: Array, x: Array, names: tuple[str, str]) -> tuple[A
     return np.lib.stride_tricks.as_strided(X, (len(X), step // width), writeable=False), per_row
 
 
-def _coding(X: Array, scale: float, offset: float) -> tuple[float, float]:
+def coding_of(X: Array, scale: float, offset: float) -> tuple[float, float]:
     if (scale, offset) != (1.0, 0.0) and getattr(X, "dtype", None) != np.uint8:
         raise ValueError(f"scale, offset: got {scale}, {offset} with {_kind(X)}, expected them with uint8 only")
     return float(scale), float(offset)
 
 
-def _order(order: Array | None, count: int) -> Array:
+def checked_order(order: Array | None, count: int) -> Array:
     if order is None:
         return _natural(count)
     order = np.asarray(order)
@@ -254,7 +256,7 @@ def _natural(count: int) -> Array:
     return order
 
 
-def _bounds(box: tuple[float, float]) -> tuple[float, float]:
+def bounds_of(box: tuple[float, float]) -> tuple[float, float]:
     lo, hi = map(float, box)
     if not lo <= hi:
         raise ValueError(f"box: got ({lo}, {hi}), expected lo <= hi")

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing import get_context
 from pathlib import Path
@@ -94,6 +95,48 @@ def test_a_directory_that_others_may_write_to_is_not_used(cache: Path) -> None:
     cache.mkdir(parents=True)
     cache.chmod(0o777)
     assert compiling.cache_directory() != cache
+
+
+def test_nobody_waits_for_a_compiler_to_find_what_is_there(cache: Path) -> None:
+    halves()[DOUBLE]
+    with compiling._locked(cache):
+        compiling.cache_directory.cache_clear()
+        assert compiling.cache_directory() == cache and right(halves()[DOUBLE], DOUBLE)
+
+
+def test_an_entry_without_its_code_is_compiled_again_and_told(cache: Path, compiled_names: list[str]) -> None:
+    halves()[DOUBLE]
+    for file in entries(cache)[0].rglob("*.nbc"):
+        file.unlink()
+    assert right(halves()[DOUBLE], DOUBLE) and len(compiled_names) == 2
+
+
+def test_what_killed_compilers_left_is_cleared_away(cache: Path) -> None:
+    cache.mkdir(parents=True, mode=0o700)
+    (cache / "compiling-left").mkdir()
+    halves()[DOUBLE]
+    assert [entry.name.split("-")[0] for entry in entries(cache)] == ["third_of_sum"]
+
+
+def test_numbas_own_setting_is_as_before_whoever_loads(cache: Path) -> None:
+    before = compiling.numba_config.CACHE_DIR
+    halves()[DOUBLE]
+    threads = [threading.Thread(target=lambda: halves()[DOUBLE]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert before == compiling.numba_config.CACHE_DIR
+
+
+def test_a_run_says_that_it_compiles_and_the_next_has_nothing_to_say(fbompi, tmp_path: Path) -> None:
+    times = []
+    for said in (True, False):
+        begin = time.perf_counter()
+        result = fbompi("run", "-o", "run.rounds=1", FBOMPI_CACHE=str(tmp_path / "new"))
+        times.append(time.perf_counter() - begin)
+        assert result.status == 0 and ("compiling kernels for this CPU" in result.err) == said, result
+    assert times[0] - times[1] < 15  # seconds of compiling
 
 
 def test_where_nothing_can_be_kept_kernels_work_all_the_same(

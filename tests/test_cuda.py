@@ -552,6 +552,31 @@ def test_wrong_labels_and_radii_are_refused_on_a_gpu_too(build: Path) -> None:
             cpu_sweeps.location_sweep(*there(shim, X, np.array([1.0, -1.0]), x, 0.1))
 
 
+X6, T6, X0 = np.ones((6, 3)), np.ones(6), np.zeros(3)
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        ("one each", (X6, T6[:4], X0, 0.1)),
+        ("order: got 0 to 50, expected 0 to 5", (X6, T6, X0, 0.1, None, [0, 50])),
+        ("order: got float64", (X6, T6, X0, 0.1, None, np.array([0.5, 1.0]))),
+        ("box: got", (X6, T6, X0, 0.1, None, None, (1.0, -1.0))),
+        ("expected them with uint8 only", (X6, T6, X0, 0.1, None, None, (-1.0, 1.0), 2.0)),
+    ],
+)
+def test_a_gpu_refuses_what_the_cpu_refuses(build: Path, words: str, arguments: tuple) -> None:
+    with pytest.raises(ValueError):
+        cpu_sweeps.logistic_sweep(*arguments)
+    with using(Shim(build)) as shim, pytest.raises(ValueError, match=words):
+        cpu_sweeps.logistic_sweep(*there(shim, *arguments[:3]), *arguments[3:])
+
+
+def test_a_radius_that_is_no_number_is_none_on_a_gpu_either(device: Device) -> None:
+    rows = device.asarray(np.ones((2, 3))), device.asarray(np.array([0.1, np.nan])), device.asarray(np.zeros(3))
+    assert np.isnan(device.to_host(sweeps.location_sweep(*rows, 0.1, box=(-1, 1)))).all()
+
+
 def test_every_function_that_the_host_code_calls_is_one_of_cupys(build: Path) -> None:
     """Of the functions that a regression, a network and a Jacobian call on the simulated library."""
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")

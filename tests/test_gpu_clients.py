@@ -19,9 +19,13 @@ from cuda_shim.arrays import GpuArray
 from federation import federation, play
 
 from fbompi import launch
+from fbompi.algorithms.afbo import matrices
+from fbompi.client import Client
 from fbompi.kernels.cuda.device import using
 from fbompi.memory import DeviceMemory, HostMemory, PinnedMemory, memory_for
 from fbompi.messages import HEADER_WORDS
+from fbompi.problem import Oracles
+from fbompi.problems.hypercleaning import HyperCleaning
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the simulated GPU is compiled by g++")
 
@@ -44,6 +48,32 @@ def test_a_run_on_a_gpu_is_the_run_on_the_cpu_to_rounding(build: Path, algorithm
         assert type(other) is np.ndarray and not (one == 0).all()
         np.testing.assert_allclose(other, one, rtol=0, atol=1e-11 * abs(one).max())
     assert {"gather_rows", "jacobian_rows", "along_rows", "softmax_rows"} <= set(device.launches)
+
+
+class GradientsOnly:
+    """A problem without its second-order oracles and its smoothness."""
+
+    def __init__(self, problem: HyperCleaning) -> None:
+        self.size, self.lower, self.lower_grad = problem.size, problem.lower, problem.lower_grad
+
+
+def test_what_a_problem_leaves_out_is_derived_on_the_gpu(build: Path) -> None:
+    with using(Shim(build)) as device:
+        problem = HyperCleaning(train=60, backend="cuda")
+        shard = problem.shard(0, 3)
+        x, y = device.asarray(np.zeros(20)), device.asarray(np.zeros(problem.dim_y))
+        v = device.asarray(np.random.default_rng(0).standard_normal(problem.dim_y))
+        native, derived = Oracles(problem, shard), Oracles(GradientsOnly(problem), shard)
+        for one, other in (
+            (native.hvp(x, y, v), derived.hvp(x, y, v)),
+            (native.cross(x, y, v), derived.cross(x, y, v)),
+        ):
+            one, other = device.to_host(one), device.to_host(other)
+            np.testing.assert_allclose(other, one, rtol=0, atol=1e-6 * abs(one).max())
+        assert 0 < derived.smoothness(x, y) <= 1.2 * native.smoothness(x, y)
+        client = Client(native, 0, 0, 0, device)
+        hessian = client.answer(matrices, 0, 1, [device.to_host(x), device.to_host(y)])[0]
+        np.testing.assert_allclose(device.to_host(hessian @ v), device.to_host(native.hvp(x, y, v)), rtol=0, atol=1e-12)
 
 
 PARTS = [np.arange(6.0).reshape(2, 3), np.array([7.5])]

@@ -379,3 +379,12 @@ def test_a_gpu_gives_the_same_coordinates(loss, tmp_path) -> None:
     np.testing.assert_allclose(found, case.derivative(which, 5), rtol=0, atol=NEAR[F64])
     np.testing.assert_allclose(products, found @ case.w, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(part, case.derivative(which, 5, held), rtol=0, atol=NEAR[F64])
+
+
+@pytest.mark.parametrize(
+    "which", [[-2], [7], [0.5], [True, False]], ids=["negative", "too large", "a fraction", "a short mask"]
+)
+def test_coordinates_that_x_does_not_have_are_refused(which) -> None:
+    g = Quadratic.random(7, 4, 10.0, 0)
+    with pytest.raises(ValueError, match="which: expected"):
+        coordinates(g.inner(), np.ones(7), np.ones(4), which, 3, 0.1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import warnings
 from functools import cached_property
 from typing import Any
 
@@ -429,9 +431,9 @@ def test_the_arithmetic_is_that_of_the_features_unless_said_otherwise() -> None:
         ("weights: expected 9, one per sample", lambda case: case.data.at(case.Y).hvp(case.V, np.ones((2, 9)))),
         ("weights: expected 9, one per sample", lambda case: case.data.gradients(case.model(3), np.ones((2, 9)))),
         ("weights: expected 2, one per sample", lambda case: case.data.at(case.Y, [0, 1]).value(np.ones(9))),
-        ("reshape", lambda case: case.data.at(np.ones(17))),
-        ("reshape", lambda case: case.data.at(case.Y).hvp(np.ones((2, 19)))),
-        ("reshape", lambda case: case.data.at(case.Y).along(case.V.T)),
+        ("expected a model of", lambda case: case.data.at(np.ones(17))),
+        ("expected a model of", lambda case: case.data.at(case.Y).hvp(np.ones((2, 19)))),
+        ("expected a model of", lambda case: case.data.at(case.Y).along(case.V.T)),
     ],
 )
 def test_what_does_not_fit_is_refused(words, wrong) -> None:
@@ -458,6 +460,32 @@ def test_exponentials_are_right_to_less_than_one_rounding(dtype, exact, lowest) 
     in_place(edges)
     np.testing.assert_array_equal(edges[:3], [1, 1, np.nan])
     assert (edges[3:] <= np.exp(lowest) * 1.01).all() and (edges[3:] >= 0).all()
+
+
+def test_what_a_point_keeps_is_not_written_to_by_accident() -> None:
+    point = Case().data.at(Case().Y)
+    for kept in (point.probabilities, point.losses):
+        with pytest.raises(ValueError, match="read-only"):
+            kept[0] = 0
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    case = Case(rows=5000, features=30, outputs=3)
+    data = Regression(case.X, case.labels, 3, threads=2)
+    data.at(np.zeros(data.shape)).gradient()
+
+    def again() -> None:
+        data.last = None
+        data.at(np.zeros(data.shape)).gradient()
+
+    child = multiprocessing.get_context("fork").Process(target=again)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python's, of forking with threads
+        child.start()
+    child.join(30)
+    hangs = child.is_alive()
+    child.kill()
+    assert not hangs and child.exitcode == 0
 
 
 @pytest.mark.parametrize("pair", PAIRS)

@@ -24,6 +24,7 @@ from fbompi.algorithms.steps import DistanceOverGradients, schedule
 from fbompi.client import Client
 from fbompi.config import Above, AtLeast
 from fbompi.errors import UserError
+from fbompi.kernels import library
 from fbompi.links.link import Link
 from fbompi.messages import Array, Shapes, task
 
@@ -56,7 +57,7 @@ def cross(client: Client, x: Array, y: Array, v: Array) -> Array:
 @task(takes="x y", gives="yy xy x y")
 def matrices(client: Client, x: Array, y: Array) -> tuple[Array, Array, Array, Array]:
     """∇²_yy g_i, ∇²_xy g_i, ∇_x f_i and ∇_y f_i as they are."""
-    unit = np.eye(y.size)
+    unit = library(y).eye(y.size)
     hessian = np.stack([client.hvp(x, y, e) for e in unit], axis=1)
     mixed = np.stack([client.cross(x, y, e) for e in unit], axis=1)
     return hessian, mixed, *client.upper_grad(x, y)

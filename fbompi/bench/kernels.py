@@ -18,7 +18,7 @@ from fbompi.errors import UserError
 OURS = "fbompi"
 # Threads with nothing to do go to sleep: spinning, as by default, they would take the cores of the next contestant.
 PATIENCE = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", "OPENBLAS_THREAD_TIMEOUT": "4"}
-AUTOGRAD = ("double backward", "jvp(grad)")  # of contestants' names: these differentiate, the others do it by hand
+AUTOGRAD = ("double backward", "jvp(grad)")  # ends of names of contestants that differentiate, and do not do it by hand
 
 
 def figures(threads: list[int], repeats: int) -> list[Case]:

@@ -19,7 +19,6 @@ SHAPES = ((12_000, np.float64), (12_000, np.float32), (60_000, np.float32), (60_
 DIRECTIONS = 6  # right-hand sides, as of the chains of PHE
 HELD = (4, 16)  # parts of a model that a submodel holds, any coordinates: one in so many
 MULTIPLY = 1200  # size of the dense multiplication that stands for this machine's flop rate
-MACHINE = ("reading", "multiplying")  # what this machine can do at best, not contestants
 
 Contestant = Callable[[], object]
 

@@ -344,7 +344,8 @@ class Host:
         text = "".join(traceback.format_exception(error)).encode()[-FAILURE_BYTES:]
         payload = np.zeros(-(-len(text) // 8), np.float64)
         payload.view(np.uint8)[: len(text)] = np.frombuffer(text, np.uint8)
-        self._sender.complete(self._sender.send(0, FAILED, 0, 0, (payload,)))
+        sender = Sender(self._comm, self._size, HostMemory())  # it may be the GPU that failed
+        sender.complete(sender.send(0, FAILED, 0, 0, (payload,)))
         time.sleep(PATIENCE)
 
     def _receive(self) -> Any:

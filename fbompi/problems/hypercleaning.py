@@ -19,7 +19,8 @@ from fbompi.config import Above, AtLeast, AtMost
 from fbompi.data import digits
 from fbompi.data.partition import partition
 from fbompi.errors import UserError
-from fbompi.kernels import library
+from fbompi.kernels import on_gpu
+from fbompi.kernels.cuda.device import current
 from fbompi.kernels.regression import Regression
 from fbompi.messages import Array
 from fbompi.randomness import stream
@@ -168,7 +169,12 @@ def _weights(x: Array, batch: Array | None) -> tuple[Array, Array]:
 
 def _put(values: Array, size: int, batch: Array | None) -> Array:
     """Values of a batch at their places in the whole block; a sample drawn twice counts twice."""
-    return values if batch is None else library(values).bincount(batch, values, size)
+    if batch is None:
+        return values
+    if on_gpu(values):  # on the host: a GPU adds in any order, and the bits would change from run to run
+        device = current()
+        return device.asarray(np.bincount(device.to_host(batch), device.to_host(values), size))
+    return np.bincount(batch, values, size)
 
 
 def _sigmoid(x: Array) -> Array:

@@ -15,6 +15,7 @@ import platform
 import shutil
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -52,28 +53,33 @@ class Kernel:
             self._announce()
             return _compile(self.function, signature, self.options, None)
         place = directory / self._key(signature)
-        if place.exists():
+        if _complete(place):
             try:
                 return _compile(self.function, signature, self.options, place)
             except Exception:  # damaged after it was written: whatever that raises, compiling again is the answer
                 with _locked(directory):
                     shutil.rmtree(place, ignore_errors=True)
         with _locked(directory):
-            if not place.exists():
+            if not _complete(place):
                 self._announce()
+                for left in (place, *directory.glob("compiling-*")):  # by processes that were killed: we have the lock
+                    shutil.rmtree(left, ignore_errors=True)
                 scratch = Path(tempfile.mkdtemp(dir=directory, prefix="compiling-"))
                 try:
                     result = _compile(self.function, signature, self.options, scratch)
-                    scratch.rename(place)
                 except OSError:  # a full disk: the kernel is used all the same, and compiled again next time
                     return _compile(self.function, signature, self.options, None)
+                else:
+                    with contextlib.suppress(OSError):  # another node was first, where locks do not reach that far
+                        scratch.rename(place)
                 finally:
                     shutil.rmtree(scratch, ignore_errors=True)
                 return result
         return self._load(signature)
 
     def _key(self, signature: Any) -> str:
-        parts = (self.__name__, str(signature), str(sorted(self.options.items())), _environment(), self.sources)
+        options = [(name, sorted(v) if isinstance(v, set) else v) for name, v in sorted(self.options.items())]
+        parts = (self.__name__, str(signature), str(options), _environment(), self.sources)
         return f"{self.__name__}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}"
 
     def _announce(self) -> None:
@@ -98,37 +104,56 @@ def cache_directory() -> Path | None:
     """Where compiled kernels are kept: FBOMPI_CACHE, or the user's cache, or else a private place on this node."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     user = os.environ.get("FBOMPI_CACHE") or os.path.join(home, "fbompi")
-    node = os.path.join(tempfile.gettempdir(), f"fbompi-{os.getuid()}")
-    for place in (Path(user) / "kernels", Path(node) / "kernels"):
+    # On the node directly below a directory that is sticky: nobody else can put another in its place.
+    for place in (Path(user) / "kernels", Path(tempfile.gettempdir()) / f"fbompi-kernels-{os.getuid()}"):
         try:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            owner = place.stat()
+            owner = place.lstat()
             # Compiled code is executed: a directory that others can write to is no place for it.
-            if owner.st_uid == os.getuid() and not owner.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                with _locked(place):
+            private = owner.st_uid == os.getuid() and not owner.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+            if private and stat.S_ISDIR(owner.st_mode):
+                with contextlib.suppress(BlockingIOError), _locked(place, fcntl.LOCK_NB):
                     return place
+                return place  # somebody is compiling, so locks work
         except OSError:  # read-only, full, or a file system without locks
             continue
     return None
 
 
 @contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def _locked(directory: Path, how: int = 0) -> Iterator[None]:
     with open(directory / "lock", "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # released by the kernel when the holder dies
+        fcntl.flock(file, fcntl.LOCK_EX | how)  # released by the kernel when the holder dies
         yield
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Of all processes that share the cache, one is inside; for compilers that keep what they make themselves."""
+    directory = cache_directory()
+    with contextlib.nullcontext() if directory is None else _locked(directory):
+        yield
+
+
+def _complete(place: Path) -> bool:
+    """Whether a directory holds a compiled kernel: Numba's index and its code."""
+    return any(place.rglob("*.nbi")) and any(place.rglob("*.nbc"))
+
+
+_setting = threading.Lock()  # Numba's setting is the whole process's
 
 
 def _compile(function: Callable, signature: Any, options: dict, cache: Path | None) -> Callable:
     """Numba's compiled function, taken from or put into `cache`."""
     dispatcher = numba.njit(**options)(function)
     if cache is not None:
-        before = numba_config.CACHE_DIR
-        numba_config.CACHE_DIR = str(cache)
-        try:
-            dispatcher.enable_caching()
-        finally:
-            numba_config.CACHE_DIR = before
+        with _setting:
+            before = numba_config.CACHE_DIR
+            numba_config.CACHE_DIR = str(cache)
+            try:
+                dispatcher.enable_caching()
+            finally:
+                numba_config.CACHE_DIR = before
     dispatcher.compile(signature)
     dispatcher.disable_compile()
     return dispatcher

@@ -1,7 +1,8 @@
 """One pass over the rows for a submodel: only the held coordinates of the model are multiplied.
 
 Blocks of rows are turned on their sides, so that each held coordinate is a run of vector operations over the rows,
-wherever it lies: the cost is that of the coordinates held, whether they form rows, columns or nothing at all. A shard
+wherever it lies: the arithmetic is that of the coordinates held, whether they form rows, columns or nothing at all; the
+features of which any is held are read. A shard
 is turned once, at the first pass: a copy of the held features, in the type they have. Batches are turned every time.
 """
 

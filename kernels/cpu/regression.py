@@ -9,6 +9,7 @@ So scores are taken relative to the last class, whose column is left out of both
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -439,3 +440,6 @@ def _block_rows(features: int, itemsize: int) -> int:
 @lru_cache(maxsize=1)
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, "fbompi-kernels")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # the threads stay with the parent

@@ -10,6 +10,6 @@
   with none of NumPy's and turn into none by themselves), and every function it calls is looked up in CuPy;
 - whole runs have their clients there, their arrays in messages between real MPI ranks (`tests/test_gpu_clients.py`).
 
-So CuPy's own part (memory, streams, cuBLAS, the launch itself) is untested. Where a GPU is found, the same tests run
-on it as well. Importing this package imports no CuPy; `device.cuda()` does.
+So CuPy's own part (memory, streams, cuBLAS, the launch itself) is untested. Where a GPU is found, the tests of the
+kernels run on it as well. Importing this package imports no CuPy; `device.cuda()` does.
 """

@@ -114,8 +114,11 @@ class Cuda(Device):
 
     def _kernel(self, name: str, dtypes: tuple) -> Callable:
         # CuPy compiles for the GPU in use, keeps the result in memory for each GPU and on disk.
+        from fbompi.kernels.cpu.compiling import one_at_a_time
+
         kernel = self.xp.RawModule(code=source(FILE_OF[name], dtypes)).get_function(name)
-        kernel.compile()
+        with one_at_a_time():  # the first rank of a node compiles, the others find it on disk
+            kernel.compile()
         return kernel
 
     def load(self, name: str, dtypes: Sequence[Any]) -> None:

@@ -19,7 +19,7 @@ struct Location {
     static __device__ REAL size(REAL radius, REAL square)
     {
         const REAL distance = sqrt(square);
-        return distance <= radius ? (REAL)0 : 1 / distance;
+        return distance <= radius ? (REAL)0 : distance > radius ? 1 / distance : distance - radius;
     }
     static __device__ REAL along(REAL x, REAL a) { return x - a; }
 };

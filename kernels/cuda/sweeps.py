@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from fbompi.kernels import on_gpu
 from fbompi.kernels.cuda.device import SHARED_BYTES, current, threads_for
-from fbompi.kernels.sweeps import EVERYWHERE, Fresh
+from fbompi.kernels.sweeps import EVERYWHERE, Fresh, bounds_of, checked_order, coding_of
 
 Array = Any
 BLOCK_ROWS = 1 << 14  # converted at a time
@@ -36,7 +37,7 @@ def logistic_sweep(
     t = current().asarray(t, x.dtype)
     if not bool((abs(t) == 1).all()):
         raise ValueError("t: expected -1 or +1 for every row")
-    return _Sweep(X, t, x, gamma, shift, order, box, bounds).run("logistic_sweep", scale, offset)
+    return _Sweep(X, t, x, gamma, shift, order, box, bounds).run("logistic_sweep", *coding_of(X, scale, offset))
 
 
 def location_sweep(
@@ -84,6 +85,8 @@ class _Sweep:
     def __init__(
         self, rows: Array, numbers: Array, x: Array, gamma: Any, shift: Any, order: Any, box: Any, bounds: Any
     ) -> None:
+        if numbers.shape != rows.shape[:1]:
+            raise ValueError(f"got {numbers.shape} numbers for {len(rows)} rows, expected one each")
         self.rows, self.numbers = current().asarray(rows), numbers
         self.features, self.real = rows.shape[1], np.dtype(x.dtype)
         self.alone = bounds is None
@@ -91,16 +94,15 @@ class _Sweep:
         bounds = np.array([0, steps] if bounds is None else bounds, np.int64)
         if bounds[0] < 0 or bounds[-1] > steps or (np.diff(bounds) < 0).any():
             raise ValueError(f"bounds: got {bounds.tolist()}, expected increasing numbers from 0 to {steps}")
-        # An order that is on the GPU already is trusted: looking at it would mean waiting for it.
-        if isinstance(order, np.ndarray) and order.size and not 0 <= order.min() <= order.max() < len(rows):
-            raise ValueError(f"order: got {order.min()} to {order.max()}, expected 0 to {len(rows) - 1}")
+        if order is not None and not on_gpu(order):  # one that is there is trusted: looking would mean waiting for it
+            order = checked_order(order, len(rows))
         self.clients = len(bounds) - 1
 
         device = current()
         vector, l1, l2 = self._outer(shift)
         self.steps = (device.asarray(bounds), None if order is None else device.asarray(order, np.int64))
         self.moves = (self._each(gamma), *self._vectors("shift", vector), self._each(l1), self._each(l2))
-        self.box = tuple(map(self.real.type, box))
+        self.box = tuple(map(self.real.type, bounds_of(box)))
         self.start = self._vectors("x", x)
 
     def _outer(self, shift: Any) -> tuple[Array | None, Any, Any]:

@@ -76,7 +76,6 @@ template <class... A, void (*kernel)(A...)> struct Call<kernel> {
 
 #define __syncthreads() shim::wait(shim::at_barrier, __LINE__)
 #define __shfl_xor_sync(mask, value, lanes) shim::shuffle(mask, value, threadIdx.x % 32 ^ (lanes), __LINE__)
-#define __shfl_down_sync(mask, value, lanes) shim::shuffle(mask, value, threadIdx.x % 32 + (lanes), __LINE__)
 
 // After the kernels: their shared memory, and a way to ask for the parameters of each and to call it, by name.
 #define SHIM_SHARED(capacity) alignas(16) thread_local REAL shared[(capacity) / sizeof(REAL)];
