@@ -11,9 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
-from conftest import ROOT, needs_mpi, trajectory
+from conftest import ROOT, Result, needs_mpi, trajectory
 from cuda_shim import Shim
 from cuda_shim.arrays import GpuArray
 from federation import federation, play
@@ -144,25 +145,66 @@ from pathlib import Path
 from cuda_shim import Shim
 from fbompi import cli
 from fbompi.kernels.cuda.device import using
-with using(Shim(Path(sys.argv.pop(1)))):
+
+class Gpu(Shim):
+    left = int(sys.argv.pop(2))  # kernels until it fails, for good and whatever it is asked; -1: never
+
+    def run(self, *args):
+        self.left -= self.left > 0
+        self.check()
+        super().run(*args)
+
+    def check(self):
+        if self.left == 0:
+            raise RuntimeError("cudaErrorIllegalAddress")
+
+    def fill(self, *args):
+        self.check()
+        super().fill(*args)
+
+    def pinned(self, *args):
+        self.check()
+        return super().pinned(*args)
+
+with using(Gpu(Path(sys.argv.pop(1)))):
     cli.main()
 """
 
 
-@needs_mpi
-@pytest.mark.parametrize("cuda_aware", [0, 1], ids=["pinned buffers", "CUDA-aware"])
-def test_device_arrays_travel_between_real_ranks(build: Path, tmp_path: Path, run_file, cuda_aware: int) -> None:
-    """An MPI that is not CUDA-aware can read the simulated device: its memory is the host's."""
+def on_ranks(build: Path, path: Path, words: list[str], cuda_aware: int, kernels: int = -1) -> Result:
+    """A run of two hosts with a simulated GPU each."""
     Shim(build).load("gather_rows", (np.float64, np.uint8))  # compiled before the ranks would do it at once
     Shim(build).load("softmax_rows", (np.float64,))
-    words = ["-o", "run.algorithm=fedmbo", "-o", "run.rounds=4", "-o", "clients.count=5", "-o", "problem.train=100"]
-    here = run_file(*words, name="here.h5")
-    path, launcher = tmp_path / "there.h5", launch.find_launcher()
+    launcher = launch.find_launcher()
     command = [launcher.path, *launch.flags(launcher, 3), "-n", "3", sys.executable, "-c", RUN, ROOT / "tests", build]
-    command += ["run", *words, "-o", "problem.backend=cuda", "--out", path]
+    command += [kernels, "run", *words, "-o", "problem.backend=cuda", "--out", path]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "FBOMPI_CUDA_AWARE": str(cuda_aware)}
-    done = subprocess.run([*map(str, command)], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    return Result(subprocess.run([*map(str, command)], env=env, capture_output=True, text=True, timeout=120))
+
+
+AWARE = pytest.mark.parametrize("cuda_aware", [0, 1], ids=["pinned buffers", "CUDA-aware"])
+
+
+@needs_mpi
+@AWARE
+def test_device_arrays_travel_between_real_ranks(build: Path, tmp_path: Path, run_file, cuda_aware: int) -> None:
+    """An MPI that is not CUDA-aware can read the simulated device: its memory is the host's."""
+    words = ["-o", "run.algorithm=fedmbo", "-o", "run.rounds=4", "-o", "clients.count=5", "-o", "problem.train=100"]
+    here, path = run_file(*words, name="here.h5"), tmp_path / "there.h5"
+    result = on_ranks(build, path, words, cuda_aware)
+    assert result.status == 0, result
     for name in ("x", "y", "upper", "accuracy"):
         one, other = trajectory(here, name), trajectory(path, name)
         np.testing.assert_allclose(other, one, rtol=0, atol=1e-11 * abs(one).max())
+
+
+@needs_mpi
+@AWARE
+def test_a_gpu_that_fails_takes_neither_the_reason_nor_the_run_file_with_it(
+    build: Path, tmp_path: Path, cuda_aware: int
+) -> None:
+    path = tmp_path / "run.h5"
+    result = on_ranks(build, path, ["-o", "run.rounds=50"], cuda_aware, kernels=500)
+    assert result.status != 0 and "cudaErrorIllegalAddress" in result.err, result
+    with h5py.File(path, "r") as file:
+        assert file.attrs["status"] == "failed"
