@@ -15,6 +15,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+LINE = 64  # bytes of a cache line
+
 # Called with the name of a kernel that is about to be compiled; not when it is loaded from the cache.
 before_compiling: list[Callable[[str], None]] = []
 

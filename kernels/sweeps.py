@@ -25,12 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from fbompi.kernels import on_gpu
+from fbompi.kernels import LINE, on_gpu
 
 Array = Any  # NumPy's; for sweeps and values also CuPy's, all of them then
 
 EVERYWHERE = (-np.inf, np.inf)
-LINE = 64  # bytes of a cache line, which the kernels' vectors fill
 _REALS = (np.dtype(np.float64), np.dtype(np.float32))
 _FEATURES = (*_REALS, np.dtype(np.uint8))
 

@@ -25,6 +25,7 @@ import llvmlite
 import llvmlite.binding as llvm
 import numba
 import numpy as np
+from numba import types
 from numba.core import config as numba_config
 
 from fbompi.kernels import before_compiling
@@ -42,9 +43,10 @@ class Kernel:
     def __getitem__(self, dtypes: Any) -> Callable:
         found = self.compiled.get(dtypes)
         if found is None:
-            types = dtypes if isinstance(dtypes, tuple) else (dtypes,)
-            numba_types = (numba.from_dtype(np.dtype(kind)) for kind in types)
-            found = self.compiled[dtypes] = self._load(self.signature(*numba_types))
+            kinds = dtypes if isinstance(dtypes, tuple) else (dtypes,)
+            found = self.compiled[dtypes] = self._load(
+                self.signature(*(numba.from_dtype(np.dtype(kind)) for kind in kinds))
+            )
         return found
 
     def _load(self, signature: Any) -> Callable:
@@ -90,6 +92,11 @@ class Kernel:
 def kernel(signature: Callable, **options: Any) -> Callable[[Callable], Kernel]:
     """Decorator: `signature` makes Numba's signature out of the element types the kernel is asked for."""
     return lambda function: Kernel(function, signature, **options)
+
+
+def given(dtype: Any, dimensions: int, layout: str = "C") -> Any:
+    """The type of an array that a kernel only reads; writeable ones are taken too."""
+    return types.Array(dtype, dimensions, layout, readonly=True)
 
 
 def cpu() -> tuple[str, str]:

@@ -14,14 +14,13 @@ import numba
 import numpy as np
 from numba import types
 
-from fbompi.kernels.cpu.compiling import kernel
+from fbompi.kernels.cpu.compiling import given, kernel
 from fbompi.kernels.cpu.regression import (
     JACOBIAN,
     KEPT,
     RESIDUAL,
     Engine,
     chunk_rows,
-    given,
     place,
     row_by_row,
     share_out,

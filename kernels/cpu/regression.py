@@ -21,7 +21,7 @@ import numpy as np
 from numba import types
 
 from fbompi.kernels.compact import CompactEngine
-from fbompi.kernels.cpu.compiling import Kernel, kernel
+from fbompi.kernels.cpu.compiling import Kernel, given, kernel
 from fbompi.kernels.cpu.exponential import exponentials
 from fbompi.kernels.cpu.tiles import VECTOR_BYTES, address, dots, group_size, outer
 
@@ -37,11 +37,6 @@ DENSE_ENOUGH = 0.3  # of the coordinates of held features: from here on dense pr
 FEATURE_BLOCK_BYTES = 3200  # of a row: five columns of it and two rows stay in the first-level cache
 
 _njit = numba.njit(error_model="numpy", fastmath={"contract"})
-
-
-def given(dtype: Any, dimensions: int, layout: str = "C") -> Any:
-    """The type of an array that a kernel only reads."""
-    return types.Array(dtype, dimensions, layout, readonly=True)
 
 
 def _signature(feature: Any, real: Any) -> Any:

@@ -24,11 +24,11 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fbompi.kernels.cpu.compiling import kernel
+from fbompi.kernels import LINE
+from fbompi.kernels.cpu.compiling import given, kernel
 
-# Bytes of a cache line. x and shift stand between zeros that fill their first and last lines; where all rows lie alike
-# in their lines, x and shift lie like them, and no vector touches two lines.
-LINE = 64
+# x and shift stand between zeros that fill their first and last lines; where all rows lie alike in their lines, x and
+# shift lie like them, and no vector touches two lines.
 
 # Rows come from memory at the full rate only when asked for in time: into the second-level cache well ahead, then into
 # the first just before use. Rows that follow each other in memory are asked for by lines, others by rows.
@@ -287,20 +287,15 @@ _logistic_step, _logistic_fresh = (_step(_along_row, _added_product, fresh) for 
 _location_step, _location_fresh = (_step(_away_from_row, _added_square, fresh) for fresh in (False, True))
 
 
-def _read_only(dtype: Any, ndim: int) -> types.Array:
-    """Accepts writeable arrays too."""
-    return types.Array(dtype, ndim, "C", readonly=True)
-
-
 def _sweep_signature(feature: Any, real: Any) -> Any:
     number = types.float64
-    per_row, order = _read_only(number, 1), _read_only(types.intp, 1)
-    return types.intp(_read_only(feature, 2), per_row, order, real[::1], real[::1], *[number] * 7)
+    per_row, order = given(number, 1), given(types.intp, 1)
+    return types.intp(given(feature, 2), per_row, order, real[::1], real[::1], *[number] * 7)
 
 
 def _value_signature(feature: Any, real: Any) -> Any:
     number = types.float64
-    return number(_read_only(feature, 2), _read_only(number, 1), real[::1], number, number)
+    return number(given(feature, 2), given(number, 1), real[::1], number, number)
 
 
 @numba.njit

@@ -24,6 +24,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from fbompi.kernels import LINE
 from fbompi.kernels.cpu.compiling import cpu
 
 _FEATURES = cpu()[1]
@@ -32,7 +33,6 @@ VECTOR_BYTES = 64 if _AVX512 else 32 if "+avx2" in _FEATURES else 16
 # The group of 10 needs 22 vector registers of 32; with 16 of them (AVX2) 5 is the most that does not spill.
 GROUPS = (10, 9, 5, 4, 3, 2, 1) if _AVX512 else (5, 4, 3, 2, 1)
 ROWS = 2
-LINE = 64  # bytes that a cache fetches at once
 
 _i32, _i64 = ir.IntType(32), ir.IntType(64)
 
