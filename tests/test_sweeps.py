@@ -250,10 +250,15 @@ ATTEMPTS = 5
 
 
 @pytest.mark.slow
-def test_a_logistic_sweep_takes_little_longer_than_reading_its_rows():
+def test_a_logistic_sweep_takes_little_longer_than_reading_its_rows_or_than_its_arithmetic():
+    """Where memory is fast, reading the rows takes no longer than computing with rows that are in the cache."""
     from fbompi.bench.sweeps import logistic
 
-    assert any(logistic(15).ratio("fbompi", to="reading the rows")[0] <= 1.3 for _ in range(ATTEMPTS))
+    def to_the_limit() -> float:
+        case = logistic(15)
+        return min(case.ratio("fbompi", to=limit)[0] for limit in ("reading the rows", "fbompi, rows in the cache"))
+
+    assert any(to_the_limit() <= 1.3 for _ in range(ATTEMPTS))
 
 
 @pytest.mark.slow

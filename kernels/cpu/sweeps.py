@@ -30,15 +30,15 @@ from fbompi.kernels.cpu.compiling import given, kernel
 # x and shift stand between zeros that fill their first and last lines; where all rows lie alike in their lines, x and
 # shift lie like them, and no vector touches two lines.
 
-# Rows come from memory at the full rate only when asked for in time: into the second-level cache well ahead, then into
-# the first just before use. Rows that follow each other in memory are asked for by lines, others by rows.
-# For 784 doubles a row, beyond the last cache, on Zen 4: 1.1 of the time of reading them; 2.2 with 48 lines.
-LINES_NEAR = 8
-LINES_FAR = 192
+# Rows come from memory at the full rate only when asked for in time, into the second-level cache. Rows that follow each
+# other in memory are asked for by lines, others by rows. For 784 doubles a row, beyond the last cache, on Zen 4: 1.1 to
+# 1.4 of the time of reading them, by how fast memory is just then; with 48 lines 2.2. With rows in the cache a step takes
+# longer than reading a row from memory at its fastest.
+LINES_FAR = 384
 ROWS_FAR = 4
 
 _INT32, _INT64 = ir.IntType(32), ir.IntType(64)
-_FIRST_LEVEL, _SECOND_LEVEL = 3, 2  # LLVM's names for where a prefetch goes
+_SECOND_LEVEL = 2  # LLVM's name for where a prefetch goes
 _LLVM_NAMES = {"double": "f64", "float": "f32", "i8": "i8"}
 
 
@@ -106,11 +106,11 @@ class _Vectors:
         return self.builder.extract_element(vector, _INT32(0))
 
 
-def _prefetch(builder: Any, pointer: Any, level: int) -> None:
+def _prefetch(builder: Any, pointer: Any) -> None:
     byte = ir.IntType(8).as_pointer()
     function = ir.FunctionType(ir.VoidType(), [byte, _INT32, _INT32, _INT32])
     prefetch = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0")
-    builder.call(prefetch, [builder.bitcast(pointer, byte), _INT32(0), _INT32(level), _INT32(1)])
+    builder.call(prefetch, [builder.bitcast(pointer, byte), _INT32(0), _INT32(_SECOND_LEVEL), _INT32(1)])
 
 
 @contextmanager
@@ -165,8 +165,7 @@ def _write_pass(
             return vectors.features(builder.gep(row, [k]), scale, offset)
 
         if lanes * row_width == LINE:  # narrower features come fast enough by themselves
-            _prefetch(builder, builder.gep(far, [k]), _SECOND_LEVEL)
-            _prefetch(builder, builder.gep(b, [builder.add(k, _INT64(LINES_NEAR * lanes))]), _FIRST_LEVEL)
+            _prefetch(builder, builder.gep(far, [k]))
         builder.store(turn(vectors, k, partial(features, a), partial(features, b), builder.load(total)), total)
 
     def write_part(first: Any, end: Any, k: Any) -> None:
