@@ -32,8 +32,8 @@ from fbompi.kernels.cpu.compiling import given, kernel
 
 # Rows come from memory at the full rate only when asked for in time, into the second-level cache. Rows that follow each
 # other in memory are asked for by lines, others by rows. For 784 doubles a row, beyond the last cache, on Zen 4: 1.1 to
-# 1.4 of the time of reading them, by how fast memory is just then; with 48 lines 2.2. With rows in the cache a step takes
-# longer than reading a row from memory at its fastest.
+# 1.4 of the time of reading them, by how fast memory is just then; with 48 lines 2.2. With rows in the cache a step
+# takes longer than reading a row from memory at its fastest.
 LINES_FAR = 384
 ROWS_FAR = 4
 
