@@ -154,7 +154,7 @@ def _torch(X: Any, labels: Any, P: Any, weights: Any, Y: Any, V: Any, threads: i
     import torch
 
     torch.set_num_threads(threads)
-    X, labels, P, w, YT, VT = map(torch.from_numpy, (X, labels, P, weights, Y.T.copy(), V.T.copy()))
+    X, labels, P, w, YT, VT = map(torch.from_numpy, (X, labels, P.copy(), weights, Y.T.copy(), V.T.copy()))
     parameter = YT.clone().requires_grad_()
 
     def residual() -> Any:
