@@ -21,6 +21,7 @@ from fbompi.messages import (
     Header,
     empty_buffer,
     pack,
+    read_header,
     read_only,
     unpack,
     write_header,
@@ -105,9 +106,8 @@ class DeviceMemory(_GpuMemory):
         return buffer
 
     def unpack(self, buffer: Any, size: int) -> tuple[Header, Any]:
-        header = np.empty(size // 8)  # of the payload only the length is looked at
-        self.device.to_host(buffer[:HEADER_WORDS], out=header[:HEADER_WORDS])
-        return unpack(header, size)[0], buffer[HEADER_WORDS : size // 8]
+        header = self.device.to_host(buffer[:HEADER_WORDS])
+        return read_header(header, size), buffer[HEADER_WORDS : size // 8]
 
     def _put(self, place: Any, array: Any) -> None:
         place[:] = array if on_gpu(array) else self.device.asarray(array)

@@ -163,11 +163,16 @@ def write_header(buffer: Array, *fields: Any) -> None:
 
 def unpack(buffer: Array, size: int) -> tuple[Header, Array]:
     """The header and a view of the payload of a message of `size` bytes; anything malformed is refused."""
+    return read_header(buffer, size), buffer[HEADER_WORDS : size // 8]
+
+
+def read_header(buffer: Array, size: int) -> Header:
+    """The header of a message of `size` bytes, of which `buffer` need hold no more than that."""
     fields = _HEADER.unpack_from(buffer.data)
     header = Header._make((*fields[1:8], fields[8:]))
     if fields[0] != _MAGIC or size != 8 * (HEADER_WORDS + header.length):
         raise ValueError(f"a message of {size} bytes that begins with {fields[0]!r}: not of this version of fbompi")
-    return header, buffer[HEADER_WORDS : size // 8]
+    return header
 
 
 def read_only(array: Array) -> Array:

@@ -10,7 +10,7 @@ from fbompi.config import Config
 from fbompi.errors import UserError
 from fbompi.links import mpi
 from fbompi.links.virtual import VirtualLink
-from fbompi.memory import memory_for
+from fbompi.memory import computes_on_gpu, memory_for
 from fbompi.progress import announce_compiling
 from fbompi.run import Parts, build, link_arguments
 from fbompi.signals import leave_to_server
@@ -69,7 +69,7 @@ def _run_as_rank(comm: Any, load: Callable[[], Config], overwrite: bool, quiet: 
         mpi.finish()
         return path
     leave_to_server()
-    memory = memory_for(parts.problem, mpi.cuda_aware())
+    memory = memory_for(parts.problem, computes_on_gpu(parts.problem) and mpi.cuda_aware())
     host = mpi.Host(comm, workers, parts.functions, parts.shapes, memory)
     try:
         host.serve()

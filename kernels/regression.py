@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fbompi import kernels
+from fbompi.messages import read_only
 
 Array = Any  # NumPy's or CuPy's
 Weights = Any  # one per sample of the batch, or None: each 1/n
@@ -267,10 +268,7 @@ class Point:
 
 def _guarded(array: Array) -> Array:
     """A view that is not written to by accident; CuPy has no such thing."""
-    if not kernels.on_gpu(array):
-        array = array.view()
-        array.flags.writeable = False
-    return array
+    return array if kernels.on_gpu(array) else read_only(array)
 
 
 def _engine(backend: str | None, X: Array) -> tuple[Any, Any, Array]:
