@@ -4,6 +4,8 @@ A problem is one class with the attributes and methods of `Problem`. The first g
 of the second is derived by finite differences or power iteration (`Oracles`); what is missing of the third is simply
 not used. *batch* is None (the whole shard) or an array of sample indices. Arrays that an oracle is given are read-only.
 The methods' hypergradients hold where `project_y` is not active.
+
+The nonsmooth family, where one minimiser is selected among many, has a protocol of its own: `Nonsmooth`.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import numpy as np
 
 from fbompi.errors import UserError
 from fbompi.kernels import library
+from fbompi.kernels.spectrum import largest_eigenvalue
 
 Array = np.ndarray
 
 REQUIRED = ("shard", "size", "start", "upper", "lower", "upper_grad", "lower_grad")
 DERIVED = ("lower_grad_x", "hvp", "cross", "smoothness")
+NONSMOOTH = ("shard", "component_count", "start", "outer", "outer_subgradient", "value", "sweep", "project")
 MEANINGS = {"metrics": "metric_meanings", "exact": "exact_meanings"}
 
 
@@ -51,6 +55,12 @@ class Problem(Protocol):
     def block(self, client: int, clients: int) -> slice:
         """The part of x that this client owns; its oracles then see and return only that part."""
 
+    def dealing(self, clients: int) -> tuple[str, dict[str, Array]]:
+        """How samples are dealt out, for people: a sentence, and tables with a row per client.
+
+        The columns of a table that has any are classes; a table without counts one thing.
+        """
+
     def project_x(self, x: Array) -> Array: ...
     def project_y(self, y: Array) -> Array: ...
 
@@ -68,9 +78,44 @@ class Problem(Protocol):
         """Figures known in closed form, computed by the server."""
 
 
+class Nonsmooth(Protocol):
+    """min outer(x) over the minimisers, in a convex set, of the sum of all clients' components (FISM).
+
+    `metrics(shard, x)`, `metric_meanings` and `dealing` are as in `Problem`.
+    """
+
+    dim_x: int
+    components: int
+    """Of all clients together: M."""
+
+    def shard(self, client: int, clients: int) -> Any:
+        """This client's components."""
+
+    def component_count(self, shard: Any) -> int: ...
+    def start(self, rng: np.random.Generator) -> Array: ...
+    def outer(self, x: Array) -> float: ...
+    def outer_subgradient(self, x: Array) -> Array: ...
+    def value(self, shard: Any, x: Array) -> float:
+        """The sum of this client's components."""
+
+    def sweep(self, shard: Any, x: Array, gamma: float, shift: Any, order: Array | None) -> Array:
+        """x after one step x ← P[x − γ g_j(x) − shift] per component, in this order; None: as they are stored.
+
+        `shift` is an array, or a `fbompi.kernels.sweeps.Fresh` where the outer subgradient is taken at every step.
+        """
+
+    def project(self, x: Array) -> Array: ...
+
+
+def family(problem: Any) -> str:
+    """Which protocol a problem, or its class, follows: "smooth" or "nonsmooth"."""
+    return "nonsmooth" if hasattr(problem, "sweep") else "smooth"
+
+
 def missing_parts(problem: Any) -> list[str]:
     """Required names that this object does not have."""
-    needed = [*REQUIRED, "dim_x", "dim_y", *(meanings for name, meanings in MEANINGS.items() if hasattr(problem, name))]
+    protocol = (*NONSMOOTH, "components") if family(problem) == "nonsmooth" else (*REQUIRED, "dim_y")
+    needed = [*protocol, "dim_x", *(meanings for name, meanings in MEANINGS.items() if hasattr(problem, name))]
     return [name for name in needed if not hasattr(problem, name)]
 
 
@@ -136,7 +181,7 @@ class Oracles:
         if hasattr(self.problem, "smoothness"):
             return float(self.problem.smoothness(self.shard))
         start = library(y).asarray(np.random.default_rng(0).standard_normal(y.size))
-        return _largest_eigenvalue(lambda v: self.hvp(x, y, v), start)
+        return largest_eigenvalue(lambda v: self.hvp(x, y, v), start)
 
 
 def _along(gradient, at: Array, v: Array) -> Array:
@@ -157,16 +202,3 @@ def _along_coordinates(value, at: Array) -> Array:
         behind[j] -= step
         gradient[j] = (value(ahead) - value(behind)) / (2 * step)
     return gradient
-
-
-def _largest_eigenvalue(apply, v: Array, least: int = 20, most: int = 100, margin: float = 1.1) -> float:
-    """Power iteration from v; it approaches from below, hence the margin."""
-    value = 0.0
-    for k in range(most):
-        v = v / np.linalg.norm(v)
-        product = apply(v)
-        previous, value = value, float(np.linalg.norm(product))
-        if value == 0.0 or (k >= least and abs(value - previous) <= 1e-3 * value):
-            break
-        v = product
-    return max(margin * value, np.finfo(np.float64).tiny)

@@ -62,7 +62,7 @@ class MLP:
         self.head = Regression(X[:, :0].astype(self.real), labels, classes, bias=True, backend=backend)
         self.xp, self.X, self.columns = self.head.xp, self.head.xp.asarray(X), None
         self.scale, self.shift, self.affine = scale, shift, (scale, shift) != (1, 0)
-        self.block = block
+        self.block, self.labels = block, self.head.labels
         self.shape_x, self.shape_y = (hidden, X.shape[1] + 1), (classes, hidden + 1)
 
     @property
@@ -112,10 +112,11 @@ class MLP:
 
     def on_stored_features(self, layer: Array) -> tuple[Array, Array]:
         """Weights and biases that do to X what the layer does to scale·X + shift."""
-        weights, bias = layer[..., :-1], layer[..., None, :, -1]
+        weights, bias = layer[..., :-1].astype(self.real), layer[..., None, :, -1]
         if self.affine:
-            weights, bias = self.scale * weights, bias + self.shift * weights.sum(axis=-1)[..., None, :]
-        return weights.astype(self.real), bias.astype(self.real)
+            weights *= self.real.type(self.scale)
+            bias = bias + self.shift * layer[..., :-1].sum(axis=-1)[..., None, :]
+        return weights, bias.astype(self.real)
 
 
 class Point:
@@ -147,6 +148,10 @@ class Point:
         """n × classes."""
         return self.head.probabilities
 
+    def curvature(self) -> float:
+        """A bound on the largest eigenvalue of ∇²_yy L at this x and any y, for weights of 1/n each and no ridge."""
+        return self.head.data.curvature()
+
     def predict(self) -> Array:
         """The likeliest class of every row."""
         return self.head.guesses()
@@ -174,9 +179,22 @@ class Point:
         start = None if v is None else self.mlp.matrices("v", v)
         return self.head.fixed_point(start, self.mlp.matrices("b", b), step, steps, weights, ridge).reshape(np.shape(b))
 
-    def along(self, v: Array) -> Array:
-        """⟨∇_y CE_j, v⟩ of every row j: what the cross product of the weights needs. k×n for k directions."""
-        return self.head.along(self.mlp.matrices("v", v))
+    def along(self, v: Array, u: Array | None = None) -> Array:
+        """⟨∇_y CE_j, v⟩ (+ ⟨∇_x CE_j, u⟩) of every row j: what the cross product of the weights needs.
+
+        k×n for k directions.
+        """
+        mlp, V = self.mlp, self.mlp.matrices("v", v)
+        result = self.head.along(V)
+        if u is None:
+            return result
+        U1, u1 = mlp.on_stored_features(mlp.matrices("u", u))
+        R = self._residual(mlp.xp.ones(len(self.labels)))
+        for rows, X in mlp.blocks(self.batch):
+            D = R[rows] @ self.head.Y[:, :-1]
+            D *= self.A[rows] > 0
+            result[..., rows] += (D * (X @ U1.swapaxes(-1, -2) + u1)).sum(axis=-1)
+        return result
 
     def gradient(self, weights: Weights = None, ridge: float = 0.0) -> tuple[Array, Array]:
         """(∇_x L, ∇_y L), in one pass over X."""
@@ -242,6 +260,48 @@ class Point:
         if self.mlp.affine:
             in_x[..., :-1] = self.mlp.scale * in_x[..., :-1] + self.mlp.shift * in_x[..., -1:]
         return in_x.reshape(*in_x.shape[:-2], self.mlp.dim_x)
+
+
+class Whole:
+    """The network with both layers in one variable y = [W1, b1, W2, b2], in the manner of a `Regression`.
+
+    No longer convex in y: a ridge makes the loss bounded below, and its Hessian has negative eigenvalues all the same.
+    """
+
+    def __init__(self, mlp: MLP) -> None:
+        self.mlp, self.xp, self.labels = mlp, mlp.xp, mlp.head.labels
+        self.head = slice(mlp.dim_x, mlp.dim_x + mlp.dim_y)  # where the head lies in y
+
+    def at(self, y: Array, batch: Array | None = None) -> WholePoint:
+        y = self.xp.asarray(y, np.float64)
+        return WholePoint(self.mlp.at(y[: self.head.start], y[self.head], batch), y, self.head.start)
+
+
+class WholePoint:
+    """The network at one y on one batch; arguments and results as those of `fbompi.kernels.regression.Point`."""
+
+    def __init__(self, point: Point, y: Array, first: int) -> None:
+        self.point, self.y, self.first = point, y, first
+
+    @property
+    def losses(self) -> Array:
+        return self.point.losses
+
+    def guesses(self) -> Array:
+        return self.point.predict()
+
+    def value(self, weights: Weights = None, ridge: float = 0.0) -> float:
+        return self.point.value(weights) + 0.5 * ridge * float(self.y @ self.y)
+
+    def gradient(self, weights: Weights = None, ridge: float = 0.0) -> Array:
+        return self.point.mlp.xp.concatenate(self.point.gradient(weights)) + ridge * self.y
+
+    def hvp(self, v: Array, weights: Weights = None, ridge: float = 0.0) -> Array:
+        products = self.point.hessian(v[: self.first], v[self.first :], weights)
+        return self.point.mlp.xp.concatenate(products) + ridge * v
+
+    def along(self, v: Array) -> Array:
+        return self.point.along(v[self.first :], v[: self.first])
 
 
 def _add(D: Array, X: Array, total: Array) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fbompi import kernels
+from fbompi.kernels.spectrum import largest_eigenvalue
 from fbompi.messages import read_only
 
 Array = Any  # NumPy's or CuPy's
@@ -101,6 +102,17 @@ class Regression:
         """All features as numbers, with the bias's column of ones: a copy, for what is done once."""
         X = self.X.astype(self.real) * self.scale + self.shift
         return self.xp.hstack([X, self.xp.ones((len(X), 1), self.real)]) if self.bias else X
+
+    def curvature(self) -> float:
+        """A bound on the Hessian's largest eigenvalue at any model, for weights of 1/n each and no ridge.
+
+        With M the mean of x xᵀ it is ¼λ(M) for logistic regression and ½λ(M) for softmax, because diag(p) − ppᵀ has no
+        eigenvalue above ½. The Hessian at Y = 0 has ¼λ(M) and λ(M)/outputs: λ comes from power iteration there.
+        """
+        start = self.xp.asarray(np.random.default_rng(0).standard_normal(math.prod(self.shape)))
+        zero = self.at(self.xp.zeros_like(start))
+        largest = largest_eigenvalue(lambda v: zero.hvp(v).ravel(), start)
+        return largest if self.logistic else largest * self.outputs / 2
 
     def count(self, batch: Array | None) -> int:
         return len(self.X) if batch is None else len(batch)

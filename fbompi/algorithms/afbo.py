@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from fbompi.algorithms.recent import EVER, Recent, gather
-from fbompi.algorithms.setting import Setting
+from fbompi.algorithms.setting import Setting, SmoothnessKey
 from fbompi.algorithms.steps import DistanceOverGradients, schedule
 from fbompi.client import Client
 from fbompi.config import Above, AtLeast
@@ -83,6 +83,7 @@ class AfboParameters:
     hypergradient: Annotated[
         Literal["warm", "cold", "dense", "printed"], "v from the last round, from 0; the matrices; the misprint"
     ] = "warm"
+    smoothness: SmoothnessKey = "auto"
 
 
 @dataclass
@@ -107,6 +108,7 @@ class Afbo:
     name = "afbo"
     paper = "Li, Zhu, Gong, Mao, Zhou: Anarchic Federated Bilevel Optimization"
     facts = {"order": "second (products)", "communication": "asynchronous", "rate": "O(1/√(mT)) nonconvex"}
+    family = "smooth"  # of problems
     Parameters = AfboParameters
     client_keys = ("local_steps", "batch")  # of [clients], beside count
     tasks = {"lower": lower, "product": product, "cross": cross, "matrices": matrices}
@@ -119,7 +121,8 @@ class Afbo:
             warnings.warn("the printed formula is not a Hessian inverse: expect a wrong hypergradient", stacklevel=2)
         self.inner_bound = EVER if p.inner_bound < 0 else p.inner_bound
         self.outer_bound = EVER if p.outer_bound < 0 else p.outer_bound
-        self.beta = 1 / setting.smoothness if p.step_y == "auto" else p.step_y
+        self.ell = setting.ell(p.smoothness)
+        self.beta = 1 / self.ell if p.step_y == "auto" else p.step_y
         if p.schedule == "theory":  # Corollary 4.1: K β² ≤ 1/T
             self.beta = min(self.beta, 1 / math.sqrt(p.inner_rounds * setting.rounds))
         self.local_step = np.array([self.beta if p.local_step == "auto" else p.local_step])
@@ -162,7 +165,7 @@ class Afbo:
             s.v = np.zeros_like(s.v)
         for _ in range(self.p.terms):
             (Hv, b), age_v = self._gather(s, link, "product", (s.x, s.y, s.v), s.v_steps, self.inner_bound)
-            s.v = s.v - self._shrink(age_v) / self.setting.smoothness * (Hv - b)
+            s.v = s.v - self._shrink(age_v) / self.ell * (Hv - b)
             s.v_steps += 1
         (H,), age = self._gather(s, link, "cross", (s.x, s.y, s.v), s.round, self.outer_bound)
         return H, age + age_v / self.p.terms
@@ -170,7 +173,7 @@ class Afbo:
     def _dense(self, s: State, link: Link) -> tuple[Array, float]:
         """The hypergradient from averaged matrices: the Neumann sum, or Algorithm 2 as printed; and its age."""
         (A, W, d, b), age = self._gather(s, link, "matrices", (s.x, s.y), s.round, self.outer_bound)
-        ell, m = self.setting.smoothness, self.setting.clients
+        ell, m = self.ell, self.setting.clients
         if self.p.hypergradient == "printed":
             v = m / ell * b
             for _ in range(m):

@@ -2,9 +2,9 @@
 
 Inner loop: minibatch SGD on y, n sampled clients at the same point. Outer step: the mean of n chains, each a Neumann
 product in which every factor comes from another client. Chains are independent, as Proposition 3 needs, with
-``clients.replacement = true``; drawn without, they are not, and their mean varies less. ℓ bounds the Hessian of a whole
-shard: with small batches a factor can be larger. Line 4 of the printed Algorithm 2 says ∇_y f for
-d_i; it is ∇_x f, as in equation (6).
+``clients.replacement = true``; drawn without, they are not, and their mean varies less. ℓ (``smoothness``) must
+bound the Hessian on every batch: that of a whole shard, the default, can be too small for small batches, or for a
+network whose activations grow. Line 4 of the printed Algorithm 2 says ∇_y f for d_i; it is ∇_x f, as in equation (6).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from fbompi.algorithms.setting import Setting
+from fbompi.algorithms.setting import Setting, SmoothnessKey
 from fbompi.algorithms.steps import DistanceOverGradients, schedule
 from fbompi.client import Client
 from fbompi.config import Above, AtLeast
@@ -58,6 +58,7 @@ class FedMboParameters:
     decay: Annotated[float, "schedule decay: rounds until α is halved", Above(0)] = 100.0
     inner_rounds: Annotated[int, "T, inner rounds on y per outer round", AtLeast(1)] = 5
     terms: Annotated[int, "N, chains have fewer than N factors", AtLeast(1)] = 10
+    smoothness: SmoothnessKey = "auto"
 
 
 @dataclass
@@ -77,13 +78,15 @@ class FedMbo:
     name = "fedmbo"
     paper = "Huang, Zhang, Ji: Achieving Linear Speedup in Non-IID Federated Bilevel Learning"
     facts = {"order": "second (products)", "communication": "synchronous", "rate": "O(1/√(nK)) nonconvex"}
+    family = "smooth"  # of problems
     Parameters = FedMboParameters
     client_keys = ("batch", "participation", "replacement")  # of [clients], beside count
     tasks = {"lower": lower, "begin": begin, "factor": factor, "cross": cross}
 
     def __init__(self, parameters: FedMboParameters, setting: Setting) -> None:
         self.p, self.setting = parameters, setting
-        self.beta = 1 / setting.smoothness if parameters.step_y == "auto" else parameters.step_y
+        self.ell = setting.ell(parameters.smoothness)
+        self.beta = 1 / self.ell if parameters.step_y == "auto" else parameters.step_y
 
     @classmethod
     def used_tasks(cls, parameters: FedMboParameters, shapes: Shapes) -> dict:
@@ -109,7 +112,7 @@ class FedMbo:
 
     def chains(self, x: Array, y: Array, link: Link, rng: np.random.Generator) -> Array:
         """PHE, Algorithm 2: one independent hypergradient estimate per row."""
-        n, N, ell = self.setting.sampled, self.p.terms, self.setting.smoothness
+        n, N, ell = self.setting.sampled, self.p.terms, self.ell
         H = np.zeros((n, x.size))
         link.send(self._sample(rng), "begin", x, y)
         chains = link.collect()

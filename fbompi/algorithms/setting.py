@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
+from fbompi.config import Above
 from fbompi.messages import Array, Shapes
+
+SmoothnessKey = Annotated[
+    float | Literal["auto"], "ℓ, which bounds the lower Hessians of batches; auto: the largest of the shards'", Above(0)
+]
 
 
 @dataclass
@@ -20,6 +26,10 @@ class Setting:
     replacement: bool
     project_x: Callable[[Array], Array]
     project_y: Callable[[Array], Array]
+
+    def ell(self, given: float | str) -> float:
+        """ℓ as the configuration gives it, or that of the clients."""
+        return self.smoothness if given == "auto" else float(given)
 
     @property
     def clients(self) -> int:

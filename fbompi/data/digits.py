@@ -10,8 +10,10 @@ from importlib.resources import as_file, files
 
 import numpy as np
 
+PLACE = files("fbompi.data") / "digits.npz"
+
 
 def load() -> tuple[np.ndarray, np.ndarray]:
     """Images (1797×64, uint8) and labels (uint8)."""
-    with as_file(files("fbompi.data") / "digits.npz") as path, np.load(path, allow_pickle=False) as archive:
+    with as_file(PLACE) as path, np.load(path, allow_pickle=False) as archive:
         return archive["images"], archive["labels"]
