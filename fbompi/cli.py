@@ -7,11 +7,13 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING
+from pathlib import Path
 from typing import Any
 
 import click
 
 from fbompi import __version__
+from fbompi.data.commands import data
 from fbompi.errors import UserError
 
 # Linear algebra with threads of its own would give other bits on another number of cores, and ranks would fight
@@ -20,6 +22,7 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
 RANKS = click.option("-n", "--ranks", type=click.IntRange(1), help="Start mpirun with so many ranks, one the server.")
+OPTIONS = click.option("-o", "--option", "options", multiple=True, metavar="SECTION.KEY=VALUE", help="Set a key.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Figures for machines instead of text.")
 
 
@@ -49,7 +52,7 @@ def fbompi() -> None:
 
 @fbompi.command(cls=Lines)
 @click.argument("config", required=False, type=click.Path())
-@click.option("-o", "--option", "options", multiple=True, metavar="SECTION.KEY=VALUE", help="Set a key.")
+@OPTIONS
 @click.option("--out", type=click.Path(), help="The run file (same as -o run.out=...).")
 @RANKS
 @click.option("--overwrite", is_flag=True, help="Replace an existing run file.")
@@ -250,6 +253,35 @@ def bench_kernels(threads: str, repeats: int, as_json: bool) -> None:
         raise UserError(f"--threads {threads}: expected whole numbers of at least 1, such as 1,2")
     cases = kernels.figures(counts, repeats)
     click.echo(json.dumps(kernels.as_json(cases)) if as_json else kernels.page(cases))
+
+
+fbompi.add_command(data)
+
+
+@data.command()
+@click.argument("config", required=False, type=click.Path())
+@OPTIONS
+@click.option("--plot", type=click.Path(), metavar="FILE", help="Draw it into a PNG, SVG or PDF file instead.")
+@JSON
+def show(config: str | None, options: tuple[str, ...], plot: str | None, as_json: bool) -> None:
+    """Show how the samples of a configuration are dealt out to its clients.
+
+    \b
+    fbompi data show jobs/fedmbo-hyperrep.toml
+    fbompi data show -o problem.partition=dirichlet -o problem.alpha=0.1 --plot partition.png
+    """
+    from fbompi import config as configuration
+    from fbompi.data.show import figures, page
+    from fbompi.data.show import plot as draw
+
+    loaded = configuration.load(config, options)
+    try:
+        shown = figures(loaded)
+    except UserError as e:
+        raise loaded.source.locate(e) from None
+    if plot:
+        draw(shown, Path(plot))
+    click.echo(json.dumps(shown) if as_json else plot or page(shown))
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fbompi import registry
 from fbompi.config import Key, keys_of
-from fbompi.problem import DERIVED, native_oracles
+from fbompi.problem import DERIVED, NONSMOOTH, REQUIRED, family, native_oracles
 
 KERNELS = ("regression", "mlp", "sweeps", "jacobian")
 
@@ -39,11 +39,13 @@ def _kernel(module: ModuleType) -> dict[str, Any]:
 
 
 def _problem(c: Any) -> dict[str, Any]:
-    native = native_oracles(c)
+    kind = family(c)
+    native = [*REQUIRED, *native_oracles(c)] if kind == "smooth" else list(NONSMOOTH)
     return {
         "about": _first_line(c),
+        "family": kind,
         "native": native,
-        "derived": [name for name in DERIVED if name not in native],
+        "derived": [name for name in DERIVED if name not in native] if kind == "smooth" else [],
         "metrics": {**getattr(c, "metric_meanings", {}), **getattr(c, "exact_meanings", {})},
         "parameters": _parameters(c),
     }
@@ -74,8 +76,9 @@ def listing_page(figures: dict[str, Any]) -> str:
             elif "offers" in member:
                 lines += [f"      {key:<26} {about}" for key, about in member["offers"].items()]
             else:
-                lines.append(f"    oracles of its own: {', '.join(member['native']) or 'none'}"
-                             + (f"; derived: {', '.join(member['derived'])}" if member["derived"] else ""))  # fmt: skip
+                own = [name for name in member["native"] if name not in REQUIRED]
+                derived = f"; derived: {', '.join(member['derived'])}" if member["derived"] else ""
+                lines.append(f"    {member['family']}; oracles of its own: {', '.join(own) or 'none'}{derived}")
                 if member["metrics"]:
                     lines.append(f"    metrics: {', '.join(member['metrics'])}")
             for key, p in member.get("parameters", {}).items():

@@ -114,13 +114,16 @@ class RunFile:
     """Writes a run, row by row."""
 
     def __init__(self, destination: Destination, attributes: dict[str, Any], kinds: list[str], clients: np.ndarray,
-                 columns: dict[str, tuple[str, str]], dims: tuple[int, int] | None) -> None:  # fmt: skip
+                 columns: dict[str, tuple[str, str]], dims: tuple[int, int] | None,
+                 dealing: tuple[str, dict[str, np.ndarray]] | None = None) -> None:  # fmt: skip
         path = destination.path
         self.columns = {**COLUMNS, **columns}
         temporary = _temporary(path)
         try:
             with h5py.File(temporary, "w") as file:
                 self._lay_out(file, attributes, kinds, clients, dims)
+                if dealing:
+                    _lay_out_partition(file, *dealing)
             with open(temporary, "rb") as written:
                 os.fsync(written.fileno())
             self.path = destination.publish(temporary)
@@ -204,6 +207,15 @@ class RunFile:
             final["x"], final["y"] = x, y
         self.file.attrs["status"] = status
         self.file.close()
+
+
+def _lay_out_partition(file: h5py.File, rule: str, tables: dict[str, np.ndarray]) -> None:
+    """Who holds which samples, as a problem tells it."""
+    group = file.create_group("partition")
+    group.attrs.update(meaning="how samples were dealt out to clients", rule=rule)
+    for name, table in tables.items():
+        columns = ", one column per class" if table.ndim > 1 else ""
+        group.create_dataset(name, data=table).attrs["meaning"] = f"{name} by client, one row each{columns}"
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from fbompi.errors import UserError
 from fbompi.links.link import Link
 from fbompi.memory import computes_on_gpu
 from fbompi.messages import Array, Shapes, TaskFunction
-from fbompi.problem import Oracles, blocks, missing_parts
+from fbompi.problem import Oracles, blocks, family, missing_parts
 from fbompi.randomness import stream
 
 DEFAULT_CLIENTS = 18
@@ -58,18 +58,23 @@ def build(config: Config, client_ranks: int = 0) -> Parts:
     if config.clients.count == "auto":
         config.clients.count = max(DEFAULT_CLIENTS, client_ranks)
     name, count = config.run.problem, int(config.clients.count)
+    method = registry.algorithm(config.run.algorithm)
     try:
         problem = registry.problem(name)(**config.problem)
         missing = missing_parts(problem)
         if missing:
             raise UserError(f"problem {name} lacks {', '.join(missing)}; fbompi/problem.py has the protocol")
+        if family(problem) != method.family:
+            raise UserError(
+                f'run.problem = "{name}": is of the {family(problem)} family, and {method.name} is a method for the '
+                f"{method.family} one (fbompi list)"
+            )
         owned = blocks(problem, count)
     except UserError:
         raise
     except (Exception, SystemExit) as e:
         raise registry.user_failure(e, f"problem {name}") from None
     shapes = Shapes(owned, problem.dim_x, problem.dim_y, 2 + 2 * len(metric_names(problem)))
-    method = registry.algorithm(config.run.algorithm)
     return Parts(config, problem, shapes, method.used_tasks(config.algorithm, shapes))
 
 

@@ -67,4 +67,5 @@ def _create(parts: Parts, driver: Driver, link: Link, out: Destination, where: d
     }  # fmt: skip
     meanings = {**getattr(problem, "metric_meanings", {}), **getattr(problem, "exact_meanings", {})}
     dims = (problem.dim_x, problem.dim_y) if config.record.iterates else None
-    return RunFile(out, attributes, link.kinds, clients, {k: (v, "") for k, v in meanings.items()}, dims)
+    dealing = problem.dealing(parts.clients) if hasattr(problem, "dealing") else None
+    return RunFile(out, attributes, link.kinds, clients, {k: (v, "") for k, v in meanings.items()}, dims, dealing)

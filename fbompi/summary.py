@@ -26,6 +26,7 @@ def summary(path: str | Path) -> dict[str, Any]:
             "file": str(path),
             **attributes,
             "config": config,
+            "partition": file["partition"].attrs["rule"] if "partition" in file else "",
             "rounds": int(rounds[-1]) if len(rounds) else 0,
             "rows": len(rounds),
             "time": float(trajectory["time"][-1]) if len(rounds) else 0.0,
@@ -82,6 +83,8 @@ def page(s: dict[str, Any]) -> str:
         f"{clients['count']} clients with {clients['samples']} samples on {where}; {s['host']}, {s['created']}, "
         f"fbompi {s['fbompi_version']}",
     ]
+    if s["partition"]:
+        lines.append(f"data: {s['partition']}")
     width = max(map(len, s["metrics"]), default=0)
     for name in sorted(s["metrics"], key=lambda k: (k in ("upper", "lower", "grad_norm"), k)):
         m = s["metrics"][name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,45 @@ def run_file(fbompi: Callable[..., Result], tmp_path: Path) -> Callable[..., Pat
         return path
 
     return run
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_data_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whatever sets a user has imported, tests find none but their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FBOMPI_DATA", str(tmp_path_factory.mktemp("no-data")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Import a set once from the originals that may lie beside the repository, and return the cache it is in."""
+    cache = tmp_path_factory.mktemp("data")
+
+    def place(name: str) -> Path:
+        originals = ROOT.parent / "shared" / "data" / name
+        if not originals.is_dir():
+            pytest.skip(f"the original files of {name} are not in {originals}")
+        if not (cache / f"{name}.h5").exists():
+            from fbompi.data.importing import find, import_set
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("FBOMPI_DATA", str(cache))
+                import_set(find([originals])[name])
+        return cache
+
+    return place
+
+
+@pytest.fixture
+def real_data(imported: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Have a set of real data in the cache during a test, or skip it; the set's name."""
+
+    def use(name: str) -> str:
+        monkeypatch.setenv("FBOMPI_DATA", str(imported(name)))
+        return name
+
+    return use
 
 
 def options(**keys: Any) -> list[str]:

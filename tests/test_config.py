@@ -82,7 +82,7 @@ NEAREST = [
     ({"run": {"algorithm": "AFBO"}}, "AFBO", "afbo"),
     ({"run": {"algorithm": "zzz"}}, "zzz", "known: afbo"),
     ({"run": {"problem": "quadratc"}}, "quadratc", '"quadratic"'),
-    ({"run": {"problem": "zzz"}}, "zzz", "known: hypercleaning"),
+    ({"run": {"problem": "zzz"}}, "zzz", "known: datacleaning, fewshot"),
     ({"run": {"algorithm": "fedmbo"}, "algorithm": {"inner_bound": 1}}, "algorithm.inner_bound", "inner_rounds"),
 ]
 
@@ -126,7 +126,7 @@ WRONG = [
     ("algorithm", "step_x", 0.0, 'a number or "auto", above 0'),
     ("algorithm", "step_x", "fast", 'a number or "auto"'),
     ("problem", "corruption", 1.1, "at most 1"),
-    ("problem", "data", "cifar", '"digits"'),
+    ("problem", "data", 3, "a text"),
 ]
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, command
 
+from fbompi.config import read_toml
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -22,8 +24,20 @@ def block(name: str) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize("job", sorted((ROOT / "jobs").glob("*.toml")), ids=lambda p: p.stem)
-def test_every_job_runs(fbompi, job: Path) -> None:
+def jobs() -> list:
+    """All jobs with the data they need; those on large sets take a while to import."""
+    files = sorted((ROOT / "jobs").glob("*.toml"))
+    sets = {path: read_toml(path).get("problem", {}).get("data", "digits") for path in files}
+    return [
+        pytest.param(path, data, id=path.stem, marks=[] if data == "digits" else [pytest.mark.slow])
+        for path, data in sets.items()
+    ]
+
+
+@pytest.mark.parametrize(("job", "data"), jobs())
+def test_every_job_runs(fbompi, real_data, job: Path, data: str) -> None:
+    if data != "digits":
+        real_data(data)
     result = fbompi("run", job, "-o", "run.rounds=3", "-o", "record.every=1")
     assert result.status == 0, result
 
@@ -57,15 +71,19 @@ def commands() -> list:
 
 
 @pytest.mark.parametrize("line", commands())
-def test_the_commands_of_the_readme_run(fbompi, line: str) -> None:
+def test_the_commands_of_the_readme_run(fbompi, real_data, line: str) -> None:
     words = line.split()[1:]
+    if words[:2] in (["data", "import"], ["data", "get"]):  # with the originals at hand, and nothing left to download
+        downloads = ROOT.parent / "shared" / "data" / real_data("mnist")
+        words = [str(downloads) if word == "~/downloads" else word for word in words]
     words += ["-o", "run.rounds=2"] if words[0] == "run" and "--help" not in words else []
     result = fbompi(*[ROOT / w if w.startswith("jobs/") else w for w in words], timeout=600)
     assert result.status == 0, result
 
 
 def test_help_has_an_example_for_every_command(fbompi) -> None:
-    for words in (["run"], ["inspect"], ["list"], ["doctor"], ["bench", "link"], ["bench", "kernels"]):
+    of_data = [["data", name] for name in ("import", "get", "list", "show")]
+    for words in (["run"], ["inspect"], ["list"], ["doctor"], ["bench", "link"], ["bench", "kernels"], *of_data):
         assert re.search(rf"^  fbompi {' '.join(words)}", fbompi(*words, "--help").out, re.M), words
 
 

@@ -87,8 +87,10 @@ class Quadratic:
         return np.zeros(self.dim_x), np.zeros(self.dim_y)
 
     def upper(self, shard, x, y, batch=None) -> float:
-        t = shard.t + _mean(shard.shift_t, batch)
-        return 0.5 * float((y - t) @ (y - t)) + 0.5 * self.curvature * float((x - shard.s) @ (x - shard.s))
+        gap, shift = y - shard.t, _mean(shard.shift_t, batch)  # linear in the shift: samples average to the shard
+        return (
+            0.5 * float(gap @ gap) - np.sum(shift * gap) + 0.5 * self.curvature * float((x - shard.s) @ (x - shard.s))
+        )
 
     def lower(self, shard, x, y, batch=None) -> float:
         scale, c = 1 + _mean(shard.scale, batch), shard.c + _mean(shard.shift_c, batch)

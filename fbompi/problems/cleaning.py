@@ -1,0 +1,150 @@
+"""Weights for training samples whose labels may be wrong: what hyper-cleaning and data cleaning have in common.
+
+    f_i = mean over validation samples of CE(y)
+    g_i = mean over training samples of w_j(x)·CE_j(y) + ½·ridge·‖y‖²
+
+x has one entry per training sample, owned by the client that holds the sample: only that block travels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from fbompi.config import Above
+from fbompi.data.samples import Samples, TrainKey, ValidationKey
+from fbompi.kernels import on_gpu
+from fbompi.kernels.cuda.device import current
+from fbompi.kernels.regression import Regression
+from fbompi.messages import Array
+from fbompi.problems.scores import area_under_roc, hits
+
+
+@dataclass
+class Shard:
+    """One client's samples."""
+
+    train: Any  # with labels as given, some of them wrong
+    corrupted: Array  # which of them are wrong; used by metrics only
+    validation: Any
+    test: Any
+
+
+@dataclass(eq=False)
+class Cleaning(Samples):
+    """Weights for noisy training samples above, a classifier below."""
+
+    metric_meanings = {
+        "accuracy": "fraction of test images classified correctly",
+        "weight_clean": "mean weight of training samples whose label is right",
+        "weight_corrupted": "mean weight of training samples whose label was changed",
+    }
+    exact_meanings = {"auc": "how often a right label's weight exceeds a changed label's, of all pairs"}
+
+    train: TrainKey = 900
+    validation: ValidationKey = 300
+    ridge: Annotated[float, "ridge coefficient of the lower problem", Above(0)] = 0.01
+    backend: Annotated[Literal["cpu", "cuda"], "where clients compute"] = "cpu"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.dim_x = self.train
+        self.dim_y = self.classes * (self.features + 1)
+
+    def corrupt(self, labels: Array) -> Array:
+        """The labels of training samples as they are given to clients."""
+        raise NotImplementedError
+
+    def block(self, client: int, clients: int) -> slice:
+        """Where this client's training samples lie in a vector with one entry per training sample."""
+        sizes = [len(part.train) for part in self.parts(clients)]
+        begin = sum(sizes[:client])
+        return slice(begin, begin + sizes[client])
+
+    @lru_cache(maxsize=2)  # noqa: B019  (a problem lives as long as its run)
+    def given_labels(self, clients: int) -> Array:
+        """The labels of all samples drawn as clients see them: those of training samples corrupted."""
+        given = self.labels.copy()
+        training = np.sort(np.concatenate([part.train for part in self.parts(clients)]))
+        given[training] = self.corrupt(given[training])
+        return given
+
+    def shard(self, client: int, clients: int) -> Shard:
+        part, given = self.parts(clients)[client], self.given_labels(clients)
+        train = self.classifier(self.training_rows(part.train), given[part.train])
+        return Shard(
+            train=train,
+            corrupted=train.xp.asarray(given[part.train] != self.labels[part.train]),
+            validation=self.classifier(self.training_rows(part.validation), self.labels[part.validation]),
+            test=self.classifier(self.test_rows(part.test), self.test_labels[part.test]),
+        )
+
+    def classifier(self, rows: Array, labels: Array) -> Any:
+        """What is trained below, on these samples: softmax regression with a bias."""
+        return Regression(rows, labels, self.classes, bias=True, dtype=self.dtype, backend=self.backend, **self.coding)
+
+    def size(self, shard: Shard) -> tuple[int, int]:
+        return len(shard.validation.labels), len(shard.train.labels)
+
+    def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        return np.zeros(self.dim_x), np.zeros(self.dim_y)
+
+    def weights(self, x: Array) -> tuple[Array, Array]:
+        """The weights of samples, and their derivatives."""
+        sigma = 0.5 * (1 + np.tanh(0.5 * x))
+        return sigma, sigma * (1 - sigma)
+
+    def upper(self, shard, x, y, batch) -> float:
+        return shard.validation.at(y, batch).value()
+
+    def lower(self, shard, x, y, batch) -> float:
+        return shard.train.at(y, batch).value(self._shares(x, batch)[0], self.ridge)
+
+    def upper_grad(self, shard, x, y, batch) -> tuple[Array, Array]:
+        return np.zeros_like(x), shard.validation.at(y, batch).gradient().ravel()
+
+    def lower_grad(self, shard, x, y, batch) -> Array:
+        return shard.train.at(y, batch).gradient(self._shares(x, batch)[0], self.ridge).ravel()
+
+    def lower_grad_x(self, shard, x, y, batch) -> Array:
+        return _put(self._shares(x, batch)[1] * shard.train.at(y, batch).losses, x.size, batch)
+
+    def hvp(self, shard, x, y, v, batch) -> Array:
+        return shard.train.at(y, batch).hvp(v, self._shares(x, batch)[0], self.ridge).ravel()
+
+    def cross(self, shard, x, y, v, batch) -> Array:
+        return _put(self._shares(x, batch)[1] * shard.train.at(y, batch).along(v), x.size, batch)
+
+    def smoothness(self, shard: Shard) -> float:
+        return shard.train.curvature() + self.ridge  # no weight exceeds 1
+
+    def metrics(self, shard, x, y) -> dict[str, tuple[float, float]]:
+        weights, wrong = self.weights(x)[0], shard.corrupted
+        return {
+            "accuracy": hits(shard.test, y),
+            "weight_clean": (float(weights[~wrong].sum()), float((~wrong).sum())),
+            "weight_corrupted": (float(weights[wrong].sum()), float(wrong.sum())),
+        }
+
+    def exact(self, x: Array, y: Array, clients: int) -> dict[str, float]:
+        held = np.concatenate([part.train for part in self.parts(clients)])
+        right = self.given_labels(clients)[held] == self.labels[held]
+        return {"auc": area_under_roc(x, right)}
+
+    def _shares(self, x: Array, batch: Array | None) -> tuple[Array, Array]:
+        """The weights of a batch or of all as shares of a mean, and their derivatives."""
+        weights, slopes = self.weights(x if batch is None else x[batch])
+        return weights / len(weights), slopes / len(weights)
+
+
+def _put(values: Array, size: int, batch: Array | None) -> Array:
+    """Values of a batch at their places in the whole block; a sample drawn twice counts twice."""
+    if batch is None:
+        return values
+    if on_gpu(values):  # on the host: a GPU adds in any order, and the bits would change from run to run
+        device = current()
+        return device.asarray(np.bincount(device.to_host(batch), device.to_host(values), size))
+    return np.bincount(batch, values, size)

@@ -1,0 +1,57 @@
+"""The classifier that a problem trains below: softmax regression, or a network of two layers with both in y."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fbompi.data.samples import Samples
+from fbompi.kernels.mlp import MLP, Whole
+from fbompi.kernels.regression import Regression
+from fbompi.kernels.spectrum import largest_eigenvalue
+from fbompi.messages import Array
+from fbompi.randomness import stream
+
+
+class Network:
+    """Makes classifiers for the samples of a problem; what they offer is that of `Regression`, with a bias.
+
+    `head` is where the last layer lies in y: classes × (inputs and a bias).
+    """
+
+    def __init__(self, samples: Samples, model: str, hidden: int, backend: Any = None) -> None:
+        self.samples, self.hidden, self.backend = samples, hidden if model == "mlp" else 0, backend
+        inputs = self.hidden or samples.features
+        first = self.hidden * (samples.features + 1)
+        self.shape = samples.classes, inputs + 1
+        self.head = slice(first, first + samples.classes * (inputs + 1))
+        self.dim_y = self.head.stop
+
+    def on(self, rows: Array, labels: Array) -> Any:
+        """The classifier on these samples."""
+        s, kind = self.samples, self.backend
+        if not self.hidden:
+            return Regression(rows, labels, s.classes, bias=True, dtype=s.dtype, backend=kind, **s.coding)
+        return Whole(MLP(rows, labels, self.hidden, s.classes, dtype=s.dtype, backend=kind, **s.coding))
+
+    def start(self, rng: np.random.Generator) -> Array:
+        """Where training begins: zero, but for a random first layer, and a small random head, which moves it."""
+        y = np.zeros(self.dim_y)
+        if self.hidden:
+            y[: self.head.start] = random_layer(self.hidden, self.samples.features, rng)
+            y[self.head] = random_layer(self.samples.classes, self.hidden, rng)
+        return y
+
+    def curvature(self, classifier: Any) -> float:
+        """ℓ of the mean loss on a shard: a bound for regression; for a network the Hessian's norm at a random start."""
+        if not self.hidden:
+            return classifier.curvature()
+        rng = stream(self.samples.seed, "start")
+        point = classifier.at(self.start(rng))
+        return largest_eigenvalue(point.hvp, classifier.xp.asarray(rng.standard_normal(self.dim_y)))
+
+
+def random_layer(outputs: int, inputs: int, rng: np.random.Generator) -> Array:
+    """Weights and biases, flat, uniform within ±1/√inputs: activations are of the size of the inputs."""
+    return rng.uniform(-1, 1, outputs * (inputs + 1)) / np.sqrt(inputs)
