@@ -167,15 +167,17 @@ def inspect(run_file: str, as_json: bool) -> None:
 
 
 @fbompi.command("list")
-@click.argument("what", required=False, type=click.Choice(["algorithms", "problems", "kernels"]))
+@click.argument("what", required=False, type=click.Choice(["algorithms", "problems", "data", "kernels"]))
 @JSON
 def list_(what: str | None, as_json: bool) -> None:
-    """List methods and problems with their parameters, and the kernels.
+    """List methods and problems with their parameters, the data sets, and the kernels.
 
     \b
     fbompi list
     fbompi list algorithms --json
     """
+    if what == "data":
+        return click.get_current_context().invoke(data.commands["list"], check=False, as_json=as_json)
     from fbompi.listing import listing, listing_page
 
     figures = listing(what)

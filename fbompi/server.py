@@ -26,24 +26,24 @@ def destination(config: Config, overwrite: bool) -> Destination:
 
 def drive(parts: Parts, link: Link, out: Destination, where: dict[str, Any], quiet: bool) -> Path:
     """Set up the method, then run it into the file; whatever happens, the file tells."""
-    try:
-        driver = Driver(parts, link)
-        file = _create(parts, driver, link, out, where)
-    except UserError:
-        link.close()
-        if where["ranks"] > 1:
-            mpi.finish()
-        raise
-    progress = Progress(parts.config.run.rounds, "s" if link.name == "mpi" else "virtual s", quiet)
-    status = "failed"
-    try:
-        with Stop() as stop:
+    with Stop() as stop:  # from before there is a file: one that was interrupted says so
+        try:
+            driver = Driver(parts, link)
+            file = _create(parts, driver, link, out, where)
+        except UserError:
+            link.close()
+            if where["ranks"] > 1:
+                mpi.finish()
+            raise
+        progress = Progress(parts.config.run.rounds, "s" if link.name == "mpi" else "virtual s", quiet)
+        status = "failed"
+        try:
             completed = driver.run(Recorder(file, driver, progress), stop)
-        link.close()
-        status = "complete" if completed else "interrupted"
-    finally:
-        progress.end()
-        file.finish(status, driver.state.x, driver.state.y)
+            link.close()
+            status = "complete" if completed else "interrupted"
+        finally:
+            progress.end()
+            file.finish(status, driver.state.x, driver.state.y)
     if not completed:
         if where["ranks"] > 1:
             mpi.finish()

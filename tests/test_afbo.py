@@ -172,6 +172,7 @@ def test_every_client_is_in_every_average() -> None:
         assert recent.stamps.min() >= 0
 
 
+@pytest.mark.slow
 def test_aligned_updates_of_unequal_length_have_a_small_bias_and_one_step_has_none() -> None:
     """Heterogeneous local steps leave an error of the order of (local step × E); one local step leaves none."""
     errors = {}
@@ -194,7 +195,7 @@ def test_reaches_x_star_under_delays(run_file) -> None:
 
 
 @needs_mpi
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_reaches_x_star_on_mpi(run_file, ranks: int) -> None:
     error = trajectory(run_file(*CONVERGE, "-n", ranks), "x_error")[-1]
     print(f"{ranks} ranks: relative error {error:.4g}")

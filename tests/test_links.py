@@ -145,7 +145,7 @@ def test_the_same_seed_gives_the_same_bits_on_virtual(run_file, algorithm: str) 
 
 
 @needs_mpi
-@pytest.mark.parametrize("problem", ["quadratic", "hypercleaning"])
+@pytest.mark.parametrize("problem", ["quadratic", pytest.param("hypercleaning", marks=pytest.mark.slow)])
 def test_fedmbo_has_the_same_bits_on_any_number_of_ranks(run_file, problem: str) -> None:
     base = options(
         run_algorithm="fedmbo", run_problem=problem, run_rounds=8, clients_batch=6, clients_participation=0.5,

@@ -78,3 +78,8 @@ def test_the_run_file_describes_the_partition(fbompi, run_file, ranks: int) -> N
         held = file["partition/train"][:].sum(axis=1)
         np.testing.assert_array_equal(file["clients"]["shard_size"], held)
     assert f"data: {shown['rule']}" in fbompi("inspect", path).out
+
+
+def test_list_shows_data_sets_too(fbompi) -> None:
+    assert fbompi("list", "data").out == fbompi("data", "list").out
+    assert json.loads(fbompi("list", "data", "--json").out)["sets"][0]["name"] == "digits"
