@@ -74,6 +74,11 @@ class Client:
         batch = self._draw(CROSSES, self.oracles.lower_size)
         return self._checked(self.oracles.cross(x, y, v, batch), x, "cross")
 
+    def sweep(self, x: Array, gamma: float, shift: Array) -> Array:
+        """Where one sweep over the components of a nonsmooth problem ends."""
+        self.calls[GRADIENTS] += self.oracles.lower_size
+        return self._checked(self.oracles.problem.sweep(self.oracles.shard, x, gamma, shift, None), x, "sweep")
+
     def _checked(self, result: Array, like: Array, oracle: str) -> Array:
         """The result as float64 of the right shape: a vector of one entry would otherwise spread over all."""
         result = result.astype(np.float64, copy=False) if on_gpu(result) else np.asarray(result, np.float64)

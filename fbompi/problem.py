@@ -87,6 +87,8 @@ class Nonsmooth(Protocol):
     dim_x: int
     components: int
     """Of all clients together: M."""
+    outer_convexity: float
+    """μ_H: the outer objective less ½μ_H‖x‖² is convex."""
 
     def shard(self, client: int, clients: int) -> Any:
         """This client's components."""
@@ -107,6 +109,40 @@ class Nonsmooth(Protocol):
     def project(self, x: Array) -> Array: ...
 
 
+class Selection:
+    """A nonsmooth problem as runs and their records see every problem: without a lower variable.
+
+    `upper` is the outer objective, `lower` the sum of a client's components.
+    """
+
+    dim_y = 0
+
+    def __init__(self, problem: Any) -> None:
+        self.problem = problem
+        self.project_x = problem.project
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.problem, name)
+
+    def size(self, shard: Any) -> int:
+        return self.problem.component_count(shard)
+
+    def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        return self.problem.start(rng), np.empty(0)
+
+    def upper(self, shard: Any, x: Array, y: Array, batch: Array | None) -> float:
+        return self.problem.outer(x)
+
+    def lower(self, shard: Any, x: Array, y: Array, batch: Array | None) -> float:
+        return self.problem.value(shard, x)
+
+    def smoothness(self, shard: Any) -> float:
+        return np.nan  # nobody asks for ℓ where there is none
+
+    def metrics(self, shard: Any, x: Array, y: Array) -> dict[str, tuple[float, float]]:
+        return self.problem.metrics(shard, x)
+
+
 def family(problem: Any) -> str:
     """Which protocol a problem, or its class, follows: "smooth" or "nonsmooth"."""
     return "nonsmooth" if hasattr(problem, "sweep") else "smooth"
@@ -114,7 +150,7 @@ def family(problem: Any) -> str:
 
 def missing_parts(problem: Any) -> list[str]:
     """Required names that this object does not have."""
-    protocol = (*NONSMOOTH, "components") if family(problem) == "nonsmooth" else (*REQUIRED, "dim_y")
+    protocol = (*NONSMOOTH, "components", "outer_convexity") if family(problem) == "nonsmooth" else (*REQUIRED, "dim_y")
     needed = [*protocol, "dim_x", *(meanings for name, meanings in MEANINGS.items() if hasattr(problem, name))]
     return [name for name in needed if not hasattr(problem, name)]
 

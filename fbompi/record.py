@@ -146,6 +146,8 @@ class RunFile:
             column.attrs.update(meaning=meaning, unit=unit)
         if dims:
             for name, dim in zip(("x", "y"), dims, strict=True):
+                if not dim:  # the nonsmooth family has no y
+                    continue
                 rows = max(1, (1 << 16) // (8 * dim))
                 chunks, maxshape = (rows, dim), (None, dim)
                 iterate = trajectory.create_dataset(name, (0, dim), np.float64, maxshape=maxshape, chunks=chunks)
@@ -173,7 +175,7 @@ class RunFile:
         index = len(trajectory["round"])
         values: dict[str, Any] = {name: row.get(name, np.nan) for name in self.columns}
         if iterates:
-            values["x"], values["y"] = iterates
+            values.update({name: z for name, z in zip(("x", "y"), iterates, strict=True) if z.size})
         for name, value in values.items():
             trajectory[name].resize(index + 1, axis=0)
             trajectory[name][index] = value

@@ -17,7 +17,7 @@ from fbompi.errors import UserError
 from fbompi.links.link import Link
 from fbompi.memory import computes_on_gpu
 from fbompi.messages import Array, Shapes, TaskFunction
-from fbompi.problem import Oracles, blocks, family, missing_parts
+from fbompi.problem import Oracles, Selection, blocks, family, missing_parts
 from fbompi.randomness import stream
 
 DEFAULT_CLIENTS = 18
@@ -69,6 +69,8 @@ def build(config: Config, client_ranks: int = 0) -> Parts:
                 f'run.problem = "{name}": is of the {family(problem)} family, and {method.name} is a method for the '
                 f"{method.family} one (fbompi list)"
             )
+        if method.family == "nonsmooth":
+            problem = Selection(problem)
         owned = blocks(problem, count)
     except UserError:
         raise
@@ -97,14 +99,18 @@ class Driver:
         link.reset_clock()
         self.shard_sizes = np.array([u.arrays[0][0] for u in answers], np.int64)
         smoothness = max(float(u.arrays[1][0]) for u in answers)
-        if not (math.isfinite(smoothness) and smoothness > 0):
+        method = registry.algorithm(config.run.algorithm)
+        if method.family == "smooth" and not (math.isfinite(smoothness) and smoothness > 0):
             raise UserError(f"problem {config.run.problem}: smoothness ℓ = {smoothness}: expected a positive number")
         setting = Setting(
             parts.shapes, smoothness, config.run.rounds, config.run.seed, config.clients.participation,
             config.clients.replacement, getattr(problem, "project_x", _same), getattr(problem, "project_y", _same),
         )  # fmt: skip
+        if method.family == "nonsmooth":
+            setting.outer_subgradient = problem.outer_subgradient
+            setting.outer_convexity, setting.components = problem.outer_convexity, problem.components
         self.setting = setting
-        self.method = registry.algorithm(config.run.algorithm)(config.algorithm, setting)
+        self.method = method(config.algorithm, setting)
         self.state = self.method.start(x, y)
 
     def run(self, recorder: Any, stop: Any) -> bool:

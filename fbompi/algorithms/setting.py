@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import numpy as np
+
 from fbompi.config import Above
 from fbompi.messages import Array, Shapes
 
@@ -26,6 +28,10 @@ class Setting:
     replacement: bool
     project_x: Callable[[Array], Array]
     project_y: Callable[[Array], Array]
+    # Of nonsmooth problems only: a subgradient of the outer objective, its modulus of strong convexity μ_H, and M
+    outer_subgradient: Callable[[Array], Array] = np.zeros_like
+    outer_convexity: float = 0.0
+    components: int = 0
 
     def ell(self, given: float | str) -> float:
         """ℓ as the configuration gives it, or that of the clients."""

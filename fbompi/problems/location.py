@@ -35,6 +35,7 @@ class Location:
     """The point nearest to an anchor among those with the least total distance to balls."""
 
     name = "location"
+    outer_convexity = 1.0
 
     dim_x: Annotated[int, "n, the dimension of the space", AtLeast(1)] = 10
     balls: Annotated[int, "balls of all clients together", AtLeast(1)] = 1000

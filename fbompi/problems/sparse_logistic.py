@@ -41,6 +41,7 @@ class SparseLogistic:
     """A sparse classifier of small norm among those with the least logistic loss."""
 
     name = "sparse-logistic"
+    outer_convexity = 1.0
     metric_meanings = {"accuracy": "fraction of test samples classified correctly"}
 
     data: DataKey = "digits"
