@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,6 +14,7 @@ import click
 from fbompi import __version__
 from fbompi.data.commands import data
 from fbompi.errors import UserError
+from fbompi.options import JSON, KEYS, QUIET
 
 # Linear algebra with threads of its own would give other bits on another number of cores, and ranks would fight
 # for cores. It must be said before NumPy is loaded, and can be overruled from outside.
@@ -22,8 +22,6 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
 RANKS = click.option("-n", "--ranks", type=click.IntRange(1), help="Start mpirun with so many ranks, one the server.")
-OPTIONS = click.option("-o", "--option", "options", multiple=True, metavar="SECTION.KEY=VALUE", help="Set a key.")
-JSON = click.option("--json", "as_json", is_flag=True, help="Figures for machines instead of text.")
 
 
 class Lines(click.Command):
@@ -52,11 +50,11 @@ def fbompi() -> None:
 
 @fbompi.command(cls=Lines)
 @click.argument("config", required=False, type=click.Path())
-@OPTIONS
+@KEYS
 @click.option("--out", type=click.Path(), help="The run file (same as -o run.out=...).")
 @RANKS
 @click.option("--overwrite", is_flag=True, help="Replace an existing run file.")
-@click.option("--quiet", is_flag=True, help="No progress.")
+@QUIET
 @JSON
 @click.option("--show-config", is_flag=True, help="Print the whole configuration as TOML and stop.")
 def run(
@@ -258,32 +256,6 @@ def bench_kernels(threads: str, repeats: int, as_json: bool) -> None:
 
 
 fbompi.add_command(data)
-
-
-@data.command()
-@click.argument("config", required=False, type=click.Path())
-@OPTIONS
-@click.option("--plot", type=click.Path(), metavar="FILE", help="Draw it into a PNG, SVG or PDF file instead.")
-@JSON
-def show(config: str | None, options: tuple[str, ...], plot: str | None, as_json: bool) -> None:
-    """Show how the samples of a configuration are dealt out to its clients.
-
-    \b
-    fbompi data show jobs/fedmbo-hyperrep.toml
-    fbompi data show -o problem.partition=dirichlet -o problem.alpha=0.1 --plot partition.png
-    """
-    from fbompi import config as configuration
-    from fbompi.data.show import figures, page
-    from fbompi.data.show import plot as draw
-
-    loaded = configuration.load(config, options)
-    try:
-        shown = figures(loaded)
-    except UserError as e:
-        raise loaded.source.locate(e) from None
-    if plot:
-        draw(shown, Path(plot))
-    click.echo(json.dumps(shown) if as_json else plot or page(shown))
 
 
 def main() -> None:

@@ -212,12 +212,14 @@ class RunFile:
 
 
 def _lay_out_partition(file: h5py.File, rule: str, tables: dict[str, np.ndarray]) -> None:
-    """Who holds which samples, as a problem tells it."""
+    """How many samples each client holds, as a problem tells it."""
     group = file.create_group("partition")
     group.attrs.update(meaning="how samples were dealt out to clients", rule=rule)
     for name, table in tables.items():
         columns = ", one column per class" if table.ndim > 1 else ""
-        group.create_dataset(name, data=table).attrs["meaning"] = f"{name} by client, one row each{columns}"
+        group.create_dataset(name, data=table).attrs["meaning"] = (
+            f"how many ({name}) each client has, one row each{columns}"
+        )
 
 
 @contextmanager

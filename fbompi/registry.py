@@ -11,6 +11,8 @@ import importlib.util
 import pkgutil
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -62,10 +64,8 @@ def problem(name: str) -> Any:
     found = problems()[name]
     if isinstance(found, type):
         return found
-    try:
+    with told(f"loading problem {name} of {found.value}"):
         return found.load()
-    except (Exception, SystemExit) as e:
-        raise user_failure(e, f"loading problem {name} of {found.value}") from None
 
 
 @cache
@@ -83,14 +83,23 @@ def _from_file(name: str) -> Any:
         raise UserError(f'run.problem = "{name}": {path} is not a Python file (.py)')
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    try:
+    with told(f"loading {path}"):
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as e:
-        raise user_failure(e, f"loading {path}") from None
     if not hasattr(module, attribute):
         classes = [k for k, v in vars(module).items() if isinstance(v, type)]
         raise UserError(f'run.problem = "{name}": {path} has no class {attribute}: {nearest(attribute, classes)}')
     return getattr(module, attribute)
+
+
+@contextmanager
+def told(doing: str) -> Iterator[None]:
+    """Whatever a problem's code raises in here becomes an error for the user."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as e:
+        raise user_failure(e, doing) from None
 
 
 _OURS = str(Path(__file__).resolve().parent)

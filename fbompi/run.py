@@ -38,13 +38,8 @@ class Parts:
 
     def client(self, index: int) -> Client:
         """A client with its shard, made or read here."""
-        try:
+        with registry.told(f"problem {self.config.run.problem}, shard of client {index}"):
             oracles = Oracles(self.problem, self.problem.shard(index, self.clients))
-        except UserError:
-            raise
-        except (Exception, SystemExit) as e:
-            name = self.config.run.problem
-            raise registry.user_failure(e, f"problem {name}, shard of client {index}") from None
         device = None
         if computes_on_gpu(self.problem):
             from fbompi.kernels.cuda.device import current
@@ -58,26 +53,41 @@ def build(config: Config, client_ranks: int = 0) -> Parts:
     if config.clients.count == "auto":
         config.clients.count = max(DEFAULT_CLIENTS, client_ranks)
     name, count = config.run.problem, int(config.clients.count)
-    method = registry.algorithm(config.run.algorithm)
-    try:
-        problem = registry.problem(name)(**config.problem)
-        missing = missing_parts(problem)
-        if missing:
-            raise UserError(f"problem {name} lacks {', '.join(missing)}; fbompi/problem.py has the protocol")
-        if family(problem) != method.family:
-            raise UserError(
-                f'run.problem = "{name}": is of the {family(problem)} family, and {method.name} is a method for the '
-                f"{method.family} one (fbompi list)"
-            )
-        if method.family == "nonsmooth":
-            problem = Selection(problem)
+    method, problem = registry.algorithm(config.run.algorithm), make_problem(config)
+    if family(problem) != method.family:
+        raise UserError(
+            f'run.problem = "{name}": is of the {family(problem)} family, and {method.name} is a method for the '
+            f"{method.family} one (fbompi list)"
+        )
+    if method.family == "nonsmooth":
+        problem = Selection(problem)
+    with registry.told(f"problem {name}"):
         owned = blocks(problem, count)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as e:
-        raise registry.user_failure(e, f"problem {name}") from None
     shapes = Shapes(owned, problem.dim_x, problem.dim_y, 2 + 2 * len(metric_names(problem)))
     return Parts(config, problem, shapes, method.used_tasks(config.algorithm, shapes))
+
+
+def make_problem(config: Config) -> Any:
+    """The problem of a configuration, with all that its protocol asks for."""
+    name = config.run.problem
+    with registry.told(f"problem {name}"):
+        problem = registry.problem(name)(**config.problem)
+        missing = missing_parts(problem)
+    if missing:
+        raise UserError(f"problem {name} lacks {', '.join(missing)}; fbompi/problem.py has the protocol")
+    return problem
+
+
+def dealing(problem: Any, name: str, clients: int) -> tuple[str, dict[str, Array]] | None:
+    """How a problem's samples are dealt out: a sentence, and tables with a row per client; None if it does not say."""
+    if not hasattr(problem, "dealing"):
+        return None
+    with registry.told(f"problem {name}, dealing"):
+        rule, tables = problem.dealing(clients)
+        tables = {str(part): np.asarray(table) for part, table in tables.items()}
+        if not all(part and np.ndim(table) in (1, 2) and len(table) == clients for part, table in tables.items()):
+            raise ValueError(f"expected tables with names and a row for each of {clients} clients")
+        return str(rule), tables
 
 
 def link_arguments(parts: Parts) -> tuple:
@@ -130,10 +140,8 @@ class Driver:
 def _start(parts: Parts) -> tuple[Array, Array]:
     """(x0, y0), checked."""
     problem, name = parts.problem, parts.config.run.problem
-    try:
+    with registry.told(f"problem {name}, start"):
         x, y = (np.array(a, np.float64) for a in problem.start(stream(parts.config.run.seed, "start")))
-    except (Exception, SystemExit) as e:
-        raise registry.user_failure(e, f"problem {name}, start") from None
     if x.shape != (problem.dim_x,) or y.shape != (problem.dim_y,):
         raise UserError(
             f"problem {name}: start gives shapes {x.shape} and {y.shape}: expected ({problem.dim_x},) and "

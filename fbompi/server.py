@@ -14,7 +14,7 @@ from fbompi.links import mpi
 from fbompi.links.link import Link
 from fbompi.progress import Progress
 from fbompi.record import CLIENT, STATES, Destination, Recorder, RunFile
-from fbompi.run import Driver, Parts
+from fbompi.run import Driver, Parts, dealing
 from fbompi.signals import Stop
 
 
@@ -67,5 +67,5 @@ def _create(parts: Parts, driver: Driver, link: Link, out: Destination, where: d
     }  # fmt: skip
     meanings = {**getattr(problem, "metric_meanings", {}), **getattr(problem, "exact_meanings", {})}
     dims = (problem.dim_x, problem.dim_y) if config.record.iterates else None
-    dealing = problem.dealing(parts.clients) if hasattr(problem, "dealing") else None
-    return RunFile(out, attributes, link.kinds, clients, {k: (v, "") for k, v in meanings.items()}, dims, dealing)
+    dealt = dealing(problem, config.run.problem, parts.clients)
+    return RunFile(out, attributes, link.kinds, clients, {k: (v, "") for k, v in meanings.items()}, dims, dealt)

@@ -52,6 +52,16 @@ class BadStart(Quadratic):
         helper("start")
 
 
+class BadDealing(Quadratic):
+    def dealing(self, clients):
+        helper("dealing")
+
+
+class ShortDealing(Quadratic):
+    def dealing(self, clients):
+        return "by lot", {"train": [1, 2, 3]}
+
+
 class BadAnnotation(Quadratic):
     def __init__(self, file: "Nowhere" = 3):
         super().__init__()
@@ -153,6 +163,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "a data set by a path": (["-o", "problem.data=../digits"], ["problem.data", "../digits"]),
     "more samples than there are": (["-o", "problem.train=1700"], ["problem.train", "1700", "1797", "test"]),
     "a problem of another family": (["-o", "run.problem=location"], ["run.problem", "location", "nonsmooth", "afbo"]),
+    "a table without a row per client": (problem("ShortDealing"), ["ShortDealing", "dealing", "18 clients"]),
     "no trace": (["-o", "delays.model=trace"], ["delays.trace", "CSV"]),
     "a trace that is not there": (trace("nowhere.csv"), ["delays.trace", "nowhere.csv", "No such file"]),
     "a trace of words": (trace("words.csv"), ["words.csv", "line 2", "soon", "seconds"]),
@@ -166,6 +177,7 @@ RAISING: dict[str, tuple[list[str], str, list[str], list[str]]] = {
     "__init__": (problem("BadInit"), "problems.py", ["__init__", "helper"], ["problems.py:BadInit", "no init"]),
     "shard": (problem("BadShard"), "problems.py", ["shard", "helper"], ["BadShard", "client 0", "no shard"]),
     "start": (problem("BadStart"), "problems.py", ["start", "helper"], ["problems.py:BadStart", "no start"]),
+    "dealing": (problem("BadDealing"), "problems.py", ["dealing", "helper"], ["BadDealing", "dealing", "no dealing"]),
     "exit at import": (["-o", "run.problem=leaves.py:P"], "leaves.py", ["<module>"], ["leaves.py", "SystemExit"]),
     "exit in __init__": (problem("Leaves"), "problems.py", ["__init__"], ["problems.py:Leaves", "SystemExit"]),
     "the host of one client": (problem("OneBadShard"), "problems.py", ["shard", "helper"], ["client 1", "no shard"]),

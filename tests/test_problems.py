@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+from fbompi.data.importing import find, import_set
 from fbompi.data.store import open_set
 from fbompi.errors import UserError
 from fbompi.kernels.spectrum import largest_eigenvalue
@@ -25,6 +26,7 @@ from fbompi.problems.scores import area_under_roc
 from fbompi.problems.vsloss import VsLoss
 from fbompi.randomness import stream
 
+pytestmark = pytest.mark.filterwarnings("ignore:the VS loss as the upper objective")
 Array = np.ndarray
 
 
@@ -37,9 +39,7 @@ class Case(NamedTuple):
     client: int = 2
 
     def make(self, **more: Any) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the printed objective of the VS loss
-            return self.problem(**self.keys, **more)
+        return self.problem(**self.keys, **more)
 
 
 def on(problem: Callable[..., Any], data: str, **keys: Any) -> Case:
@@ -596,7 +596,8 @@ def test_the_long_tail_has_a_power_of_mu_of_every_class(data: str, real_data: Ca
     before, after = np.bincount(problem.set.labels("train")), np.bincount(problem.set.labels("train")[pool])
     np.testing.assert_array_equal(after, np.maximum(1, before // 2 ** np.arange(10)))
     assert set(problem.drawn) <= set(pool) and len(problem.drawn) == problem.train + 100
-    assert problem.train == len(pool) - 100 - (50 if data == "digits" else 0)  # digits have no test part of their own
+    assert problem.train == len(pool) - 100
+    assert not set(problem.for_test) & set(problem.drawn) or data != "digits"  # which have no test part of their own
 
 
 @pytest.mark.parametrize(
@@ -680,11 +681,11 @@ def test_a_linear_penalty_falls_for_ever() -> None:
 
 
 def test_the_printed_vs_objective_is_lowered_by_smaller_weights_alone() -> None:
-    with pytest.warns(UserWarning, match="lowered by smaller weights alone"):
-        printed = VsLoss(objective="printed")
+    printed = VsLoss(objective="printed")
     balanced, clients = VsLoss(), 5
     rng = np.random.default_rng(0)
-    x, y = printed.start(rng)
+    with pytest.warns(UserWarning, match="lowered by smaller weights alone"):
+        x, y = printed.start(rng)
     y = y + 0.1 * rng.standard_normal(y.size)
     shards = [printed.shard(c, clients) for c in range(clients)]
     smaller = printed.project_x(np.concatenate([np.zeros(10), x[10:]]))  # the least that is allowed
@@ -812,3 +813,43 @@ def test_streams_with_other_names_are_other_numbers() -> None:
     draws = {stream(*name).integers(2**62) for name in names}
     assert len(draws) == 16
     assert stream(3, "client", 4, 5).integers(2**62) == stream(3, "client", 4, 5).integers(2**62)
+
+
+def own_set(folder: Path, images: Array, labels: Array) -> None:
+    """A small set of the test's own, called "own"."""
+    np.savez(folder / "own.npz", X=images, y=labels)
+    for reader in find([folder / "own.npz"]).values():
+        import_set(reader)
+
+
+def test_labels_can_change_to_any_of_many_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 300 classes, those drawn may all fit into a byte; changed ones need not."""
+    monkeypatch.setenv("FBOMPI_DATA", str(tmp_path))
+    own_set(tmp_path, np.zeros((600, 2, 2), np.uint8), np.arange(600) % 300)
+    problem = HyperCleaning(data="own", train=200, validation=50, corruption=1.0)
+    drawn = problem.parts(5)
+    given = problem.given_labels(5)
+    assert all((given[part.train] != problem.labels[part.train]).all() for part in drawn)
+    assert given.max() > 255
+
+
+def test_a_set_in_which_nothing_varies_has_finite_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FBOMPI_DATA", str(tmp_path))
+    own_set(tmp_path, np.full((60, 2, 2), 7, np.uint8), np.arange(60) % 2)
+    problem = HyperCleaning(data="own", train=30, validation=10, scaling="standard")
+    assert np.isfinite(problem.upper_grad(problem.shard(0, 2), np.zeros(15), np.zeros(10), None)[1]).all()
+
+
+def test_a_set_of_one_class_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FBOMPI_DATA", str(tmp_path))
+    own_set(tmp_path, np.zeros((60, 2, 2), np.uint8), np.zeros(60, int))
+    with pytest.raises(UserError, match=r'problem\.data = "own": has one class'):
+        HyperCleaning(data="own", train=30, validation=10)
+
+
+def test_one_class_against_the_others_is_dealt_out_by_all_classes() -> None:
+    problem = RegularisationCoefficients(against=3, partition="classes", classes_per_client=2)
+    for part in problem.parts(10):
+        assert len(set(problem.labels[part.train])) <= 2
+    shard = problem.shard(0, 10)
+    np.testing.assert_array_equal(shard.train.labels, problem.labels[problem.parts(10)[0].train] == 3)

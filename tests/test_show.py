@@ -80,6 +80,14 @@ def test_the_run_file_describes_the_partition(fbompi, run_file, ranks: int) -> N
     assert f"data: {shown['rule']}" in fbompi("inspect", path).out
 
 
+def test_a_problem_of_ones_own_that_fails_is_told_with_its_own_lines(fbompi, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "class Mine:\n    def __init__(self):\n        raise RuntimeError('no data today')\n", encoding="utf-8"
+    )
+    result = fbompi("data", "show", "-o", "run.problem=mine.py:Mine")
+    assert result.status == 2 and "no data today" in result.err and "cli.py" not in result.err, result
+
+
 def test_list_shows_data_sets_too(fbompi) -> None:
     assert fbompi("list", "data").out == fbompi("data", "list").out
     assert json.loads(fbompi("list", "data", "--json").out)["sets"][0]["name"] == "digits"

@@ -16,9 +16,7 @@ from typing import Any
 import click
 
 from fbompi.errors import UserError
-
-JSON = click.option("--json", "as_json", is_flag=True, help="Figures for machines instead of text.")
-QUIET = click.option("--quiet", is_flag=True, help="No progress.")
+from fbompi.options import JSON, KEYS, QUIET
 
 
 @click.group()
@@ -137,6 +135,31 @@ def list_(check: bool, as_json: bool) -> None:
             click.echo("everything is as it was stored")
     if damaged:
         raise UserError("; ".join(damaged))
+
+
+@data.command()
+@click.argument("config", required=False, type=click.Path())
+@KEYS
+@click.option("--plot", type=click.Path(), metavar="FILE", help="Draw it into a PNG, SVG or PDF file instead.")
+@JSON
+def show(config: str | None, options: tuple[str, ...], plot: str | None, as_json: bool) -> None:
+    """Show how the samples of a configuration are dealt out to its clients.
+
+    \b
+    fbompi data show jobs/fedmbo-hyperrep.toml
+    fbompi data show -o problem.partition=dirichlet -o problem.alpha=0.1 --plot partition.png
+    """
+    from fbompi import config as configuration
+    from fbompi.data import show as partition
+
+    loaded = configuration.load(config, options)
+    try:
+        shown = partition.figures(loaded)
+    except UserError as e:
+        raise loaded.source.locate(e) from None
+    if plot:
+        partition.plot(shown, Path(plot))
+    click.echo(json.dumps(shown) if as_json else plot or partition.page(shown))
 
 
 def figures(name: str) -> dict[str, Any]:

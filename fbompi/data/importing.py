@@ -97,8 +97,6 @@ class Search:
             readers["covtype"] = partial(covtype.covtype, next(iter(self.covtype.values())))
         if self.archives or self.batches:
             readers["cifar10"] = partial(cifar.cifar, self.archives.get("archive"), self.batches)
-        elif self.pickled:
-            raise cifar.refused(self.pickled[0])
         if self.omniglot:
             readers["omniglot"] = partial(omniglot.omniglot, self.omniglot)
         if self.name and readers:
@@ -117,6 +115,8 @@ class Search:
                 # A test part alone, as in LIBSVM's collection, does not take the name of the whole.
                 stem = plain if plain.endswith(".t") else Path(plain).stem
                 self._add(readers, stem, path, tables.libsvm, parts)
+        if not readers and self.pickled:
+            raise cifar.refused(self.pickled[0])
         return readers
 
     def _add(self, readers: dict[str, Reader], stem: str, path: Path, read: Callable, files: Any) -> None:

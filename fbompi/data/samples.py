@@ -13,7 +13,7 @@ from typing import Annotated, Literal, NamedTuple, TypedDict
 import numpy as np
 
 from fbompi.config import Above, AtLeast
-from fbompi.data.partition import Rule, counts, partition, split
+from fbompi.data.partition import Kind, Rule, Sizes, counts, partition, split
 from fbompi.data.store import DataSet, open_set
 from fbompi.errors import UserError
 from fbompi.messages import Array
@@ -24,11 +24,10 @@ TrainKey = Annotated[int, "training samples; 0: all that the others leave", AtLe
 ValidationKey = Annotated[int, "validation samples", AtLeast(1)]
 ScalingKey = Annotated[
     Literal["unit", "centred", "standard", "features"],
-    "bytes to 0…1; less the mean of all; over their deviation; or every feature by its own, as floats",
+    "bytes to 0…1; less the mean of all; over their deviation; or every feature by its own, as floats (sets that are "
+    "not bytes: as they are; less the features' means; over their deviations)",
 ]
-PartitionKey = Annotated[
-    Literal["iid", "classes", "sorted", "shards", "dirichlet"], "how samples are dealt out to clients"
-]
+PartitionKey = Annotated[Kind, "how samples are dealt out to clients"]
 DTypeKey = Annotated[Literal["float64", "float32"], "precision of the clients' arithmetic"]
 
 
@@ -60,7 +59,7 @@ class Samples:
     classes_per_client: Annotated[int, "partition classes: classes that each client holds", AtLeast(1)] = 2
     shards_per_client: Annotated[int, "partition shards: shards that each client holds", AtLeast(1)] = 2
     alpha: Annotated[float, "partition dirichlet: how even; small is heterogeneous", Above(0)] = 0.5
-    sizes: Annotated[Literal["equal", "power"], "how many samples each client holds"] = "equal"
+    sizes: Annotated[Sizes, "how many samples each client holds"] = "equal"
     power: Annotated[float, "sizes power: the k-th largest share is proportional to k^−power", AtLeast(0)] = 1.0
     dtype: DTypeKey = "float64"
     seed: Annotated[int, "seed of drawing, dealing out and corruption", AtLeast(0)] = 0
@@ -71,24 +70,31 @@ class Samples:
         )
         self.set: DataSet = open_set(self.data)
         self.classes = self.set.classes
-        pool = self.kept(self.set.labels("train"))
+        if self.classes < 2:
+            raise UserError(f'problem.data = "{self.data}": has one class only; expected two at least')
+        everything = self.set.labels("train")
+        pool = self.kept(everything)
         order = pool[stream(self.seed, "problem").permutation(len(pool))]
+        dropped = stream(self.seed, "problem", 2).permutation(np.setdiff1d(np.arange(len(everything)), pool))
         own_test = "test" in self.set.parts
-        room = len(order) if own_test else len(order) - max(self.test, 1)
+        room = len(order) if own_test else len(order) - max(0, max(self.test, 1) - len(dropped))
         wanted = self.train + self.validation if self.train else room
-        if wanted > room or wanted <= self.validation:
-            rest = "" if own_test else ", and some must be left for the test"
-            raise UserError(
-                f"problem.{'train' if self.train else 'validation'} = {self.train or self.validation}: train and "
-                f"validation are {self.train + self.validation}, {self.data} has {len(order)} samples{rest}"
-            )
         if not self.train and not own_test and not self.test:
             raise UserError(f"problem.train = 0: {self.data} has no test part of its own: set problem.test, or train")
+        if wanted > room or wanted <= self.validation:
+            key = "test" if self.test and not own_test else "train" if self.train else "validation"
+            raise UserError(
+                f"problem.{key} = {getattr(self, key)}: {self.data} has {len(order)} samples for this; "
+                f"train = {self.train}, validation = {self.validation}"
+                + ("" if own_test else f" and test = {self.test or 'the rest, at least 1'}")
+            )
         # Positions in the train part of the set. Every rank keeps these, so they are as small as they can be.
         self.drawn = _small(np.sort(order[:wanted]))
         self.train = wanted - self.validation
         self.test_part = "test" if own_test else "train"
-        self.for_test = self._test_samples(order[wanted:])
+        self.for_test = self._test_samples(np.concatenate([order[wanted:], dropped]))
+        if not np.isin(self.test_labels, self.labels).any():
+            raise UserError(f'problem.data = "{self.data}": no class of its test part is among those to train on')
 
     def kept(self, labels: Array) -> Array:
         """Which samples of the set's train part are used at all."""
@@ -105,15 +111,11 @@ class Samples:
     @cached_property
     def labels(self) -> Array:
         """The true labels of the samples drawn."""
-        return _small(self.targets(self.set.labels("train")[self.drawn]))
+        return _small(self.set.labels("train")[self.drawn])
 
     @cached_property
     def test_labels(self) -> Array:
-        return _small(self.targets(self.set.labels(self.test_part)[self.for_test]))
-
-    def targets(self, labels: Array) -> Array:
-        """The labels that a problem predicts, from those of the set."""
-        return labels
+        return _small(self.set.labels(self.test_part)[self.for_test])
 
     @lru_cache(maxsize=2)  # noqa: B019  (a problem lives as long as its run)
     def parts(self, clients: int) -> list[Part]:
@@ -151,7 +153,8 @@ class Samples:
             return {"scale": 1.0, "shift": 0.0}
         mean = float(self.set.mean.mean()) / self.set.largest
         square = float((self.set.deviation**2 + self.set.mean**2).mean()) / self.set.largest**2
-        by = float(np.sqrt(square - mean**2)) if self.scaling == "standard" else 1.0
+        by = float(np.sqrt(max(square - mean**2, 0))) if self.scaling == "standard" else 1.0
+        by = by or 1.0  # nothing varies
         return {"scale": 1 / (self.set.largest * by), "shift": 0.0 if self.scaling == "unit" else -mean / by}
 
     def training_rows(self, which: Array) -> Array:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fbompi import registry
 from fbompi.errors import UserError
-from fbompi.run import DEFAULT_CLIENTS
+from fbompi.run import DEFAULT_CLIENTS, dealing, make_problem
 
 if TYPE_CHECKING:
     from fbompi.config import Config
@@ -22,10 +21,10 @@ def figures(config: Config) -> dict[str, Any]:
     """The partition of a configuration."""
     count = config.clients.count
     clients = DEFAULT_CLIENTS if count == "auto" else int(count)
-    problem = registry.problem(config.run.problem)(**config.problem)
-    if not hasattr(problem, "dealing"):
+    dealt = dealing(make_problem(config), config.run.problem, clients)
+    if dealt is None:
         raise UserError(f'run.problem = "{config.run.problem}": makes its data itself, client by client')
-    rule, tables = problem.dealing(clients)
+    rule, tables = dealt
     return {"problem": config.run.problem, "clients": clients, "rule": rule,
             "tables": {name: table.tolist() for name, table in tables.items()}}  # fmt: skip
 

@@ -8,6 +8,7 @@ x has one entry per training sample, owned by the client that holds the sample: 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -15,11 +16,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from fbompi.config import Above
+from fbompi.data.content import label_type
 from fbompi.data.samples import Samples, TrainKey, ValidationKey
 from fbompi.kernels import on_gpu
 from fbompi.kernels.cuda.device import current
-from fbompi.kernels.regression import Regression
 from fbompi.messages import Array
+from fbompi.problems.network import Network
 from fbompi.problems.scores import area_under_roc, hits
 
 
@@ -34,7 +36,7 @@ class Shard:
 
 
 @dataclass(eq=False)
-class Cleaning(Samples):
+class Cleaning(Samples, ABC):
     """Weights for noisy training samples above, a classifier below."""
 
     metric_meanings = {
@@ -51,46 +53,49 @@ class Cleaning(Samples):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.dim_x = self.train
-        self.dim_y = self.classes * (self.features + 1)
+        self.network = Network(self, self.first_layer(), self.backend)
+        self.dim_x, self.dim_y = self.train, self.network.dim_y
 
+    def first_layer(self) -> int:
+        """Units of the classifier's first layer; 0: softmax regression, which has none."""
+        return 0
+
+    @abstractmethod
     def corrupt(self, labels: Array) -> Array:
         """The labels of training samples as they are given to clients."""
-        raise NotImplementedError
 
     def block(self, client: int, clients: int) -> slice:
         """Where this client's training samples lie in a vector with one entry per training sample."""
-        sizes = [len(part.train) for part in self.parts(clients)]
-        begin = sum(sizes[:client])
-        return slice(begin, begin + sizes[client])
+        ends = self._ends(clients)
+        return slice(ends[client - 1] if client else 0, ends[client])
+
+    @lru_cache(maxsize=2)  # noqa: B019  (a problem lives as long as its run)
+    def _ends(self, clients: int) -> list[int]:
+        return np.cumsum([len(part.train) for part in self.parts(clients)]).tolist()
 
     @lru_cache(maxsize=2)  # noqa: B019  (a problem lives as long as its run)
     def given_labels(self, clients: int) -> Array:
         """The labels of all samples drawn as clients see them: those of training samples corrupted."""
-        given = self.labels.copy()
+        given = self.labels.astype(label_type(self.classes))
         training = np.sort(np.concatenate([part.train for part in self.parts(clients)]))
         given[training] = self.corrupt(given[training])
         return given
 
     def shard(self, client: int, clients: int) -> Shard:
         part, given = self.parts(clients)[client], self.given_labels(clients)
-        train = self.classifier(self.training_rows(part.train), given[part.train])
+        train = self.network.on(self.training_rows(part.train), given[part.train])
         return Shard(
             train=train,
             corrupted=train.xp.asarray(given[part.train] != self.labels[part.train]),
-            validation=self.classifier(self.training_rows(part.validation), self.labels[part.validation]),
-            test=self.classifier(self.test_rows(part.test), self.test_labels[part.test]),
+            validation=self.network.on(self.training_rows(part.validation), self.labels[part.validation]),
+            test=self.network.on(self.test_rows(part.test), self.test_labels[part.test]),
         )
-
-    def classifier(self, rows: Array, labels: Array) -> Any:
-        """What is trained below, on these samples: softmax regression with a bias."""
-        return Regression(rows, labels, self.classes, bias=True, dtype=self.dtype, backend=self.backend, **self.coding)
 
     def size(self, shard: Shard) -> tuple[int, int]:
         return len(shard.validation.labels), len(shard.train.labels)
 
     def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        return np.zeros(self.dim_x), np.zeros(self.dim_y)
+        return np.zeros(self.dim_x), self.network.start(rng)
 
     def weights(self, x: Array) -> tuple[Array, Array]:
         """The weights of samples, and their derivatives."""
@@ -119,7 +124,7 @@ class Cleaning(Samples):
         return _put(self._shares(x, batch)[1] * shard.train.at(y, batch).along(v), x.size, batch)
 
     def smoothness(self, shard: Shard) -> float:
-        return shard.train.curvature() + self.ridge  # no weight exceeds 1
+        return self.network.curvature(shard.train) + self.ridge  # no weight exceeds 1
 
     def metrics(self, shard, x, y) -> dict[str, tuple[float, float]]:
         weights, wrong = self.weights(x)[0], shard.corrupted

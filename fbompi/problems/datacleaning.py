@@ -5,14 +5,14 @@
 
 The paper's noise: a share of the training samples, of all clients together, is noisy, and the label of a noisy one is
 drawn anew among all classes with the flip rate. w is a sigmoid of x, or x itself, kept in [0, 1]: the paper writes it
-without bounds and without a ridge, and a negative weight then leaves g_i unbounded below. y is softmax regression, or a
-network of two layers: then g_i is not convex, as in the paper. The oracles are in `cleaning`.
+without bounds and without a ridge, and negative weights can then leave g_i unbounded below. y is softmax regression, or
+a network of two layers: then g_i is not convex, as in the paper. The oracles are in `cleaning`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from fbompi.config import AtLeast, AtMost
 from fbompi.data.corruption import noise_and_flip
 from fbompi.messages import Array
 from fbompi.problems.cleaning import Cleaning
-from fbompi.problems.network import Network
 from fbompi.randomness import stream
 
 
@@ -36,26 +35,18 @@ class DataCleaning(Cleaning):
     model: Annotated[Literal["linear", "mlp"], "the classifier"] = "linear"
     hidden: Annotated[int, "model mlp: units of the first layer", AtLeast(1)] = 32
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.network = Network(self, self.model, self.hidden, self.backend)
-        self.dim_y = self.network.dim_y
+    def first_layer(self) -> int:
+        return self.hidden if self.model == "mlp" else 0
 
     def corrupt(self, labels: Array) -> Array:
         return noise_and_flip(labels, self.noise, self.flip, self.classes, stream(self.seed, "corruption"))
 
-    def classifier(self, rows: Array, labels: Array) -> Any:
-        return self.network.on(rows, labels)
-
     def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        x = np.zeros(self.dim_x) if self.weighting == "sigmoid" else np.ones(self.dim_x)
-        return x, self.network.start(rng)
+        x, y = super().start(rng)
+        return (x if self.weighting == "sigmoid" else np.ones_like(x)), y
 
     def weights(self, x: Array) -> tuple[Array, Array]:
         return super().weights(x) if self.weighting == "sigmoid" else (x, np.ones_like(x))
 
     def project_x(self, x: Array) -> Array:
         return x if self.weighting == "sigmoid" else np.clip(x, 0, 1)
-
-    def smoothness(self, shard: Any) -> float:
-        return self.network.curvature(shard.train) + self.ridge

@@ -5,9 +5,9 @@
 
 A task has `ways` classes (characters, for Omniglot) of the client's own, `shots` support samples of each, and `queries`
 others of each (the paper takes all that are left). x = [W1, b1] is the backbone, a layer with ReLU; y holds one softmax
-head per task. Over all clients a head has 1/tasks of the loss, hence as much of the penalty: the ridge is that of one
-task. A sample, in the sense of batches, is a task. The test is on classes never seen: a head is trained on the support
-of a new task, and its queries asked.
+head per task. Over all clients that have as many tasks each, a head has 1/tasks of the loss, hence as much of the
+penalty: the ridge is that of one task. A sample, in the sense of batches, is a task. The test is on tasks of the set's
+test part, which for Omniglot has classes never seen: a head is trained on the support, and the queries are asked.
 
 The paper prints one y for all tasks (`heads = "shared"`, with ½·ridge·‖y‖²). As the classes of a task are numbered at
 random, such a head answers no better than chance in a new task, whatever the backbone; what it can do is to memorise
@@ -63,7 +63,7 @@ class FewShot:
     """A backbone above, one head per N-way K-shot task below."""
 
     name = "fewshot"
-    metric_meanings = {"accuracy": "fraction of queries answered correctly in tasks with classes never seen"}
+    metric_meanings = {"accuracy": "fraction of queries answered correctly in tasks of the test part"}
 
     data: DataKey = "omniglot"
     ways: Annotated[int, "N, classes of a task", AtLeast(2)] = 5
@@ -81,6 +81,13 @@ class FewShot:
         self.set = open_set(self.data)
         if "test" not in self.set.parts or not self.set.largest:
             raise UserError(f'problem.data = "{self.data}": expected images with a test part, such as omniglot')
+        for part in ("train", "test"):
+            able, each = len(self._by_class(part)), self.shots + self.queries
+            if able < self.ways:
+                raise UserError(
+                    f"problem.ways = {self.ways}: {able} classes of {part} in {self.data} have the {each} samples that "
+                    "problem.shots and problem.queries ask for"
+                )
         self.head_size = self.ways * (self.hidden + 1)
         self.dim_x = self.hidden * (self.set.features + 1)
         count = self.tasks if self.heads == "task" else 1
@@ -107,10 +114,9 @@ class FewShot:
             order = stream(self.seed, "partition").permutation(len(able))
             able = np.sort(able[np.array_split(order, clients)[client]])
         if len(able) < self.ways:
-            key = f"clients.count = {clients}" if part == "train" else f"problem.shots = {self.shots}"
             raise UserError(
-                f"{key}: client {client} has {len(able)} classes of {self.data} with {self.shots + self.queries} "
-                f"samples, and a task needs {self.ways}"
+                f"clients.count = {clients}: client {client} has {len(able)} classes of {self.data} with "
+                f"{self.shots + self.queries} samples, and a task needs {self.ways}"
             )
         return able
 

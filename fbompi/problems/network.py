@@ -20,8 +20,9 @@ class Network:
     `head` is where the last layer lies in y: classes × (inputs and a bias).
     """
 
-    def __init__(self, samples: Samples, model: str, hidden: int, backend: Any = None) -> None:
-        self.samples, self.hidden, self.backend = samples, hidden if model == "mlp" else 0, backend
+    def __init__(self, samples: Samples, hidden: int, backend: Any = None) -> None:
+        """`hidden` is the number of units of the first layer; 0: there is none."""
+        self.samples, self.hidden, self.backend = samples, hidden, backend
         inputs = self.hidden or samples.features
         first = self.hidden * (samples.features + 1)
         self.shape = samples.classes, inputs + 1

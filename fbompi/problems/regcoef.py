@@ -73,9 +73,6 @@ class RegularisationCoefficients(Samples):
         self.dim_x = self.features + 1
         self.dim_y = self.outputs * self.dim_x
 
-    def targets(self, labels: Array) -> Array:
-        return labels if self.against < 0 else (labels == self.against).astype(np.int64)
-
     def shard(self, client: int, clients: int) -> Shard:
         part = self.parts(clients)[client]
         return Shard(
@@ -86,8 +83,9 @@ class RegularisationCoefficients(Samples):
 
     def _regression(self, rows: Array, labels: Array) -> Regression:
         loss: Literal["softmax", "logistic"] = "softmax" if self.against < 0 else "logistic"
+        targets = labels if self.against < 0 else labels == self.against
         return Regression(
-            rows, labels, self.outputs, loss=loss, bias=True, dtype=self.dtype, backend=self.backend, **self.coding
+            rows, targets, self.outputs, loss=loss, bias=True, dtype=self.dtype, backend=self.backend, **self.coding
         )
 
     def size(self, shard: Shard) -> tuple[int, int]:

@@ -70,6 +70,8 @@ class SparseLogistic:
         self.for_test = np.flatnonzero(np.isin(test_labels, self.pair))
         if not own_test:
             self.for_test = np.setdiff1d(self.for_test, self.drawn)
+        if not len(self.for_test):
+            raise UserError(f"problem.pair = {self.pair}: {self.data} has no samples of these classes left for a test")
         self.test_signs = self._signs(test_labels[self.for_test])
         self.dim_x = self.set.features
         self.scale = 1 / self.set.largest if self.set.largest else 1.0
