@@ -250,15 +250,19 @@ ATTEMPTS = 5
 
 
 @pytest.mark.slow
-def test_a_logistic_sweep_takes_little_longer_than_reading_its_rows_or_than_its_arithmetic():
-    """Where memory is fast, reading the rows takes no longer than computing with rows that are in the cache."""
+def test_a_logistic_sweep_reads_its_next_rows_while_it_computes():
+    """At most three quarters of reading all rows and computing with rows in the cache, one after the other.
+
+    Which of the two takes longer, and how well one hides the other, depends on what neighbours leave of a core: the ratio
+    to the longer one alone was 1.1 on a quiet machine and 1.4 on a busy one of the same kind.
+    """
     from fbompi.bench.sweeps import logistic
 
-    def to_the_limit() -> float:
-        case = logistic(15)
-        return min(case.ratio("fbompi", to=limit)[0] for limit in ("reading the rows", "fbompi, rows in the cache"))
+    def to_both() -> float:
+        seconds = {name: float(np.median(times)) for name, times in logistic(15).seconds.items()}
+        return seconds["fbompi"] / (seconds["reading the rows"] + seconds["fbompi, rows in the cache"])
 
-    assert any(to_the_limit() <= 1.3 for _ in range(ATTEMPTS))
+    assert any(to_both() <= 0.75 for _ in range(ATTEMPTS))
 
 
 @pytest.mark.slow
