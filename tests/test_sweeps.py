@@ -253,8 +253,8 @@ ATTEMPTS = 5
 def test_a_logistic_sweep_reads_its_next_rows_while_it_computes():
     """At most three quarters of reading all rows and computing with rows in the cache, one after the other.
 
-    Which of the two takes longer, and how well one hides the other, depends on what neighbours leave of a core: the ratio
-    to the longer one alone was 1.1 on a quiet machine and 1.4 on a busy one of the same kind.
+    Which of the two takes longer, and how well one hides the other, depends on what neighbours leave of a core: the
+    ratio to the longer one alone was 1.1 on a quiet machine and 1.4 on a busy one of the same kind.
     """
     from fbompi.bench.sweeps import logistic
 
