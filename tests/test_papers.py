@@ -13,9 +13,11 @@ import pytest
 from conftest import ROOT, needs_mpi, trajectory
 from federation import federation
 
-from fbompi.config import load
+from fbompi.config import read_toml
 from fbompi.kernels.regression import Regression
+from fbompi.launch import find_launcher, flags
 from fbompi.problems.cleaning import Cleaning
+from fbompi.problems.hypercleaning import HyperCleaning
 
 pytestmark = pytest.mark.slow
 MNIST_BYTES = 70_000 * 784
@@ -27,8 +29,6 @@ def job(name: str) -> Path:
 
 def tables(name: str) -> dict:
     """A job as the tables of its file."""
-    from fbompi.config import read_toml
-
     return read_toml(job(name))
 
 
@@ -76,16 +76,13 @@ def test_afbo_cleans_mnist(real_data, run_file) -> None:
 
 def error_without_weights() -> float:
     """The test error of the same classifier and ridge, trained on the given labels by accelerated gradient descent."""
-    parts = tables("afbo-hypercleaning-mnist")
-    problem = load(job("afbo-hypercleaning-mnist")).problem
-    from fbompi.problems.hypercleaning import HyperCleaning
-
-    shard = HyperCleaning(**problem).shard(0, 1)
+    problem = HyperCleaning(**tables("afbo-hypercleaning-mnist")["problem"])
+    shard, ridge = problem.shard(0, 1), problem.ridge
     train: Regression = shard.train
     y = ahead = np.zeros(train.shape[0] * train.shape[1])
-    step, momentum = 1 / (train.curvature() + parts["problem"]["ridge"]), 0.98
+    step, momentum = 1 / (train.curvature() + ridge), 0.98
     for _ in range(400):
-        before, y = y, ahead - step * train.at(ahead).gradient(ridge=parts["problem"]["ridge"]).ravel()
+        before, y = y, ahead - step * train.at(ahead).gradient(ridge=ridge).ravel()
         ahead = y + momentum * (y - before)
     error = float((shard.test.at(y).guesses() != shard.test.labels).mean())
     assert 0.13 <= error <= 0.155  # as others find for this setting
@@ -115,8 +112,6 @@ def test_one_client_cleans_as_fast_as_the_centralised_method(real_data) -> None:
 
 @needs_mpi
 def test_eight_ranks_hold_one_copy_of_mnist_among_them(real_data, tmp_path: Path) -> None:
-    from fbompi.launch import find_launcher, flags
-
     real_data("mnist")
     launcher = find_launcher()
     assert launcher

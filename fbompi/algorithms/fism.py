@@ -1,4 +1,4 @@
-"""FISM: federated incremental subgradient method (Algorithm 1), for the nonsmooth family.
+"""FISM: federated incremental subgradient method (Boontawee, Prangprakhon, Nimana; Algorithm 1), the nonsmooth family.
 
     min H(x)  over the minimisers in X of  F(x) = Σ_i Σ_j f_j^i(x)
 
@@ -53,7 +53,7 @@ class Fism:
     """Projected subgradient sweeps at the clients, averages at the server."""
 
     name = "fism"
-    paper = "Federated Incremental Subgradient Method for Convex Bilevel Optimization Problems"
+    paper = "Boontawee, Prangprakhon, Nimana: Federated Incremental Subgradient Method for Convex Bilevel Optimization"
     facts = {"order": "first (subgradients)", "communication": "synchronous", "rate": "O(1/K^(0.5−ε)) of F, convex"}
     family = "nonsmooth"  # of problems
     Parameters = FismParameters

@@ -90,9 +90,11 @@ class Samples:
             )
         # Positions in the train part of the set. Every rank keeps these, so they are as small as they can be.
         self.drawn = _small(np.sort(order[:wanted]))
+        self.labels = _small(everything[self.drawn])  # the true ones
         self.train = wanted - self.validation
         self.test_part = "test" if own_test else "train"
         self.for_test = self._test_samples(np.concatenate([order[wanted:], dropped]))
+        self.test_labels = _small((self.set.labels("test") if own_test else everything)[self.for_test])
         if not np.isin(self.test_labels, self.labels).any():
             raise UserError(f'problem.data = "{self.data}": no class of its test part is among those to train on')
 
@@ -107,15 +109,6 @@ class Samples:
         if self.test > len(left):
             raise UserError(f"problem.test = {self.test}: there are only {len(left)} samples for it in {self.data}")
         return _small(np.sort(left[: self.test or len(left)]))
-
-    @cached_property
-    def labels(self) -> Array:
-        """The true labels of the samples drawn."""
-        return _small(self.set.labels("train")[self.drawn])
-
-    @cached_property
-    def test_labels(self) -> Array:
-        return _small(self.set.labels(self.test_part)[self.for_test])
 
     @lru_cache(maxsize=2)  # noqa: B019  (a problem lives as long as its run)
     def parts(self, clients: int) -> list[Part]:
