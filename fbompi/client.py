@@ -6,35 +6,61 @@ randomness on (seed, client, task number). That is what allows a task to be sent
 
 from __future__ import annotations
 
+import copy
+import time
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from fbompi.kernels import on_gpu
-from fbompi.messages import NO_CALLS, Array, TaskFunction, task
+from fbompi.messages import NO_COSTS, Array, TaskFunction, task, unpack_mask
 from fbompi.problem import Oracles
 from fbompi.randomness import stream
 
-GRADIENTS, HVPS, CROSSES = range(3)  # places in `Client.calls`
+GRADIENTS, HVPS, CROSSES, WORK, MEMORY = range(5)  # places in `Client.costs`, in the order of `messages.COSTS`
+FRESH: Any = object()  # in the place of a batch: draw one
 
 
 class Client:
-    """The oracles of one shard, as one task sees them: minibatches drawn afresh at every call, calls counted.
+    """The oracles of one shard, as one task sees them: minibatches drawn afresh at every call, costs counted.
+
+    `costs` tells after a task what it took: samples on which gradients (values count as these), Hessian products and
+    cross products were evaluated; the work, which is samples times the coordinates that the oracle was given; and the
+    peak of memory in bytes, the shard apart. Memory is traced once for every kind of task and number of local steps,
+    not at its first time, when kernels are still being loaded.
 
     With a `device` (`fbompi.kernels.cuda.device`), arrays and minibatches are put there before an oracle sees them.
     """
 
     def __init__(self, oracles: Oracles, index: int, seed: int, batch: int, device: Any = None) -> None:
         self.oracles, self.index, self.seed, self.batch, self.device = oracles, index, seed, batch, device
-        self.number, self.local_steps, self.calls = 0, 1, list(NO_CALLS)
+        self.number, self.local_steps, self.costs, self.seconds = 0, 1, list(NO_COSTS), 0.0
         self._rng: np.random.Generator | None = None
+        self._seen: set[Any] = set()  # kinds of tasks, and with their local steps those whose memory is known
 
     def answer(
         self, function: TaskFunction, number: int, local_steps: int, arrays: Sequence[Array]
     ) -> tuple[Array, ...]:
-        """Run a task function from a clean slate; `calls` tells afterwards what it took."""
-        self.number, self.local_steps, self.calls, self._rng = number, local_steps, list(NO_CALLS), None
+        """Run a task function from a clean slate; `costs` and `seconds` tell afterwards what it took."""
+        self.number, self.local_steps, self.costs, self._rng = number, local_steps, list(NO_COSTS), None
+        traced = function in self._seen and (function, local_steps) not in self._seen and not tracemalloc.is_tracing()
+        self._seen |= {function, (function, local_steps)} if traced else {function}
+        if traced:
+            tracemalloc.start()
+        try:
+            begin = time.perf_counter()
+            result = self._run(function, arrays)
+            self.seconds = time.perf_counter() - begin
+            if traced:
+                self.costs[MEMORY] = tracemalloc.get_traced_memory()[1] + sum(array.nbytes for array in arrays)
+        finally:
+            if traced:
+                tracemalloc.stop()
+        return result
+
+    def _run(self, function: TaskFunction, arrays: Sequence[Array]) -> tuple[Array, ...]:
         if self.device is not None:
             arrays = [self.device.asarray(array) for array in arrays]
         result = function(self, *arrays)
@@ -49,35 +75,67 @@ class Client:
             self._rng = stream(self.seed, "client", self.index, self.number)
         return self._rng
 
-    def _draw(self, oracle: int, size: int) -> Array | None:
-        """A fresh minibatch, with replacement; its samples are counted as calls of the oracle."""
+    def held(self, mask_x: Array, mask_y: Array) -> Client:
+        """This client with a submodel: its oracles take and give the coordinates of these masks, as they travel."""
+        part, oracles = copy.copy(self), self.oracles
+        part._rng = self.rng  # one randomness and one account, whoever asks
+        held_x = unpack_mask(mask_x, oracles.size_x)
+        part.oracles = oracles.held(held_x, unpack_mask(mask_y, oracles.problem.dim_y))
+        return part
+
+    def draw(self) -> Array | None:
+        """A minibatch for the lower oracles, with replacement, where several calls must see the same; None: all."""
+        return self._draw(self.oracles.lower_size)
+
+    def draw_upper(self) -> Array | None:
+        """The same for the upper oracles."""
+        return self._draw(self.oracles.upper_size)
+
+    def _draw(self, size: int) -> Array | None:
         if not 0 < self.batch < size:
-            self.calls[oracle] += size
             return None
-        self.calls[oracle] += self.batch
         drawn = self.rng.integers(size, size=self.batch)
         return drawn if self.device is None else self.device.asarray(drawn)
 
-    def upper_grad(self, x: Array, y: Array) -> tuple[Array, Array]:
-        grad_x, grad_y = self.oracles.upper_grad(x, y, self._draw(GRADIENTS, self.oracles.upper_size))
+    def _count(self, oracle: int, batch: Array | None, size: int, x: Array, y: Array) -> Array | None:
+        """The batch, drawn now where none is given; its samples are counted as calls of the oracle."""
+        if batch is FRESH:
+            batch = self._draw(size)
+        samples = size if batch is None else len(batch)
+        self.costs[oracle] += samples
+        self.costs[WORK] += samples * (x.size + y.size)
+        return batch
+
+    def upper_grad(self, x: Array, y: Array, batch: Array | None = FRESH) -> tuple[Array, Array]:
+        batch = self._count(GRADIENTS, batch, self.oracles.upper_size, x, y)
+        grad_x, grad_y = self.oracles.upper_grad(x, y, batch)
         return self._checked(grad_x, x, "upper_grad (∇_x f)"), self._checked(grad_y, y, "upper_grad (∇_y f)")
 
-    def lower_grad(self, x: Array, y: Array) -> Array:
-        batch = self._draw(GRADIENTS, self.oracles.lower_size)
+    def lower_grad(self, x: Array, y: Array, batch: Array | None = FRESH) -> Array:
+        batch = self._count(GRADIENTS, batch, self.oracles.lower_size, x, y)
         return self._checked(self.oracles.lower_grad(x, y, batch), y, "lower_grad")
 
-    def hvp(self, x: Array, y: Array, v: Array) -> Array:
-        batch = self._draw(HVPS, self.oracles.lower_size)
+    def lower_grad_x(self, x: Array, y: Array, batch: Array | None = FRESH) -> Array:
+        batch = self._count(GRADIENTS, batch, self.oracles.lower_size, x, y)
+        return self._checked(self.oracles.lower_grad_x(x, y, batch), x, "lower_grad_x")
+
+    def hvp(self, x: Array, y: Array, v: Array, batch: Array | None = FRESH) -> Array:
+        batch = self._count(HVPS, batch, self.oracles.lower_size, x, y)
         return self._checked(self.oracles.hvp(x, y, v, batch), y, "hvp")
 
-    def cross(self, x: Array, y: Array, v: Array) -> Array:
-        batch = self._draw(CROSSES, self.oracles.lower_size)
+    def cross(self, x: Array, y: Array, v: Array, batch: Array | None = FRESH) -> Array:
+        batch = self._count(CROSSES, batch, self.oracles.lower_size, x, y)
         return self._checked(self.oracles.cross(x, y, v, batch), x, "cross")
 
-    def sweep(self, x: Array, gamma: float, shift: Array) -> Array:
-        """Where one sweep over the components of a nonsmooth problem ends."""
-        self.calls[GRADIENTS] += self.oracles.lower_size
-        return self._checked(self.oracles.problem.sweep(self.oracles.shard, x, gamma, shift, None), x, "sweep")
+    def sweep(self, x: Array, gamma: float, shift: Any, order: Array | None = None) -> Array:
+        """Where one sweep over the components of a nonsmooth problem, or over those of an `order`, ends."""
+        self._count(GRADIENTS, order, self.oracles.lower_size, x, x[:0])
+        return self._checked(self.oracles.problem.sweep(self.oracles.shard, x, gamma, shift, order), x, "sweep")
+
+    def value(self, x: Array) -> float:
+        """The sum of the components of a nonsmooth problem."""
+        self._count(GRADIENTS, None, self.oracles.lower_size, x, x[:0])
+        return float(self.oracles.problem.value(self.oracles.shard, x))
 
     def _checked(self, result: Array, like: Array, oracle: str) -> Array:
         """The result as float64 of the right shape: a vector of one entry would otherwise spread over all."""

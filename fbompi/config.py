@@ -70,7 +70,7 @@ class AtMost:
 class Run:
     """What is run."""
 
-    algorithm: Annotated[str, "the method (fbompi list algorithms)"] = "afbo"
+    algorithm: Annotated[str, 'a name (fbompi list algorithms) or "file.py:Class"'] = "afbo"
     problem: Annotated[str, 'a name (fbompi list problems) or "file.py:Class"'] = "hypercleaning"
     rounds: Annotated[int, "outer rounds", AtLeast(1)] = 300
     seed: Annotated[int, "seed of sampling, minibatches and delays", AtLeast(0)] = 0
@@ -87,6 +87,18 @@ class Clients:
     batch: Annotated[int, "samples per oracle call; 0: the whole shard", AtLeast(0)] = 0
     participation: Annotated[float, "sampled clients per round, as a fraction of all", Above(0), AtMost(1)] = 1.0
     replacement: Annotated[bool, "sample clients with replacement"] = False
+    presence: Annotated[
+        Literal["always", "anarchic", "schedule"], "who can be asked: all; those who come and go; those of a file"
+    ] = "always"
+    stay: Annotated[float, "presence anarchic: mean rounds of communication that a client stays", AtLeast(1)] = 20.0
+    away: Annotated[float, "presence anarchic: mean rounds of communication that it is away", AtLeast(1)] = 10.0
+    schedule: Annotated[str, "presence schedule: CSV of client numbers, one row per round, used in turn"] = ""
+    capacity: Annotated[
+        float | list[float],
+        "fraction of the model that clients can hold, or several, dealt out in turn",
+        Above(0),
+        AtMost(1),
+    ] = 1.0
 
 
 @dataclass
@@ -342,10 +354,12 @@ def resolve(tables: dict[str, Any], source: Source | str = "configuration") -> C
 
 def _refuse_unused(clients: Clients, method: Any, source: Source) -> None:
     """A key that would change nothing is a mistake of the user's, or a wrong comparison."""
+    from fbompi.algorithms.method import ANYONE
+
     for key, spec in (keys_of(Clients) or {}).items():
         value = getattr(clients, key)
-        if key not in ("count", *method.client_keys) and value != spec.default:
-            used = ", ".join(method.client_keys)
+        if key not in ("count", *ANYONE, *method.client_keys) and value != spec.default:
+            used = ", ".join((*method.client_keys, *ANYONE))
             raise UserError(
                 f"{source.of('clients', key)}: clients.{key} = {value}: {method.name} does not use it; it uses {used}"
             )

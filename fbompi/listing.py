@@ -8,9 +8,15 @@ from types import ModuleType
 from typing import Any
 
 from fbompi import registry
+from fbompi.algorithms.method import ANYONE
 from fbompi.config import Key, keys_of
 from fbompi.problem import DERIVED, NONSMOOTH, REQUIRED, family, native_oracles
 
+# What the participation of [clients] means for a method; all of it is there for every one.
+PARTICIPATION = {
+    "synchronous": "full, sampled (with or without replacement), scheduled, anarchic; anew in every round",
+    "asynchronous": "whoever answers; of the idle, all, a sample, the scheduled or the present are asked",
+}
 KERNELS = ("regression", "mlp", "sweeps", "jacobian")
 
 
@@ -19,7 +25,15 @@ def listing(what: str | None) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     if what in (None, "algorithms"):
         figures["algorithms"] = {
-            name: {"about": _first_line(c), "paper": c.paper, **c.facts, "parameters": _parameters(c.Parameters)}
+            name: {
+                "about": _first_line(c),
+                "paper": c.paper,
+                "family": c.family,
+                **c.facts,
+                "participation": PARTICIPATION[c.facts["communication"]],
+                "clients": [*c.client_keys, *ANYONE],
+                "parameters": _parameters(c.Parameters),
+            }
             for name, c in registry.algorithms().items()
         }
     if what in (None, "problems"):
@@ -72,7 +86,8 @@ def listing_page(figures: dict[str, Any]) -> str:
             lines.append(f"\n  {name}: {member['about']}")
             if "paper" in member:
                 lines.append(f"    {member['paper']}")
-                lines.append("    " + "; ".join(f"{k} {member[k]}" for k in ("communication", "order", "rate")))
+                told = {k: member[k] for k in ("family", "communication", "order", "rate", "participation")}
+                lines += [f"      {key}: {text}" for key, text in told.items()]
             elif "offers" in member:
                 lines += [f"      {key:<26} {about}" for key, about in member["offers"].items()]
             else:

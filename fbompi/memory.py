@@ -16,7 +16,7 @@ import numpy as np
 from fbompi.kernels import on_gpu
 from fbompi.messages import (
     HEADER_WORDS,
-    NO_CALLS,
+    NO_COSTS,
     Array,
     Header,
     empty_buffer,
@@ -57,13 +57,13 @@ class _GpuMemory(ABC):
 
     def pack(
         self, buffer: Any, kind: int, client: int, number: int, arrays: Sequence[Any],
-        local_steps: int = 1, delay: float = 0.0, compute: float = 0.0, calls: Sequence[int] = NO_CALLS,
+        local_steps: int = 1, delay: float = 0.0, compute: float = 0.0, costs: Sequence[int] = NO_COSTS,
     ) -> int:  # fmt: skip
         end = HEADER_WORDS
         for array in arrays:
             begin, end = end, end + array.size
             self._put(buffer[begin:end], array.ravel())
-        self._write_header(buffer, kind, client, number, end - HEADER_WORDS, local_steps, delay, compute, *calls)
+        self._write_header(buffer, kind, client, number, end - HEADER_WORDS, local_steps, delay, compute, *costs)
         return 8 * end
 
     @abstractmethod

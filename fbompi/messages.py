@@ -17,13 +17,17 @@ import numpy as np
 
 Array = np.ndarray
 
-# magic, kind, client, task number, payload count, local steps, injected delay, compute seconds, oracle calls
-_HEADER = struct.Struct("<8sqqqqqdd3q")
+COSTS = ("gradients", "hvps", "crosses", "work", "memory")  # what a task took, as its answer says: see `Client`
+NO_COSTS = (0,) * len(COSTS)
+
+# magic, kind, client, task number, payload count, local steps, injected delay, compute seconds, costs
+_HEADER = struct.Struct(f"<8sqqqqqdd{len(COSTS)}q")
 HEADER_WORDS = 16  # 128 bytes, with room to grow
-_MAGIC = b"fbompi 1"
+_MAGIC = b"fbompi 2"
 assert _HEADER.size <= 8 * HEADER_WORDS
 
-NO_CALLS = (0, 0, 0)
+BITS = 48  # of a mask in one number: whole numbers of so many bits are exact in float64
+PARTS = ("part_x", "part_y")  # words of any length up to that of the client's x or y; the payload begins with theirs
 
 
 @dataclass(slots=True)
@@ -48,9 +52,10 @@ class Update:
 
     task: Task
     arrays: tuple[Array, ...]
-    calls: Sequence[int]  # of the oracles, per sample: gradients, hvps, crosses
-    compute: float  # seconds the client computed
+    costs: Sequence[int]  # in the order of COSTS
+    compute: float  # seconds the client computed, on the link's clock
     time: float  # arrival
+    seconds: float  # the client really computed
 
     @property
     def client(self) -> int:
@@ -75,7 +80,9 @@ def task(takes: str, gives: str, local_steps: bool = False) -> Callable[[Callabl
     """Declare a client function: the shapes of its arguments and of its result, as words.
 
     ``x`` the client's block of the upper variable, ``y`` the lower variable, ``1`` a number,
-    ``yy`` and ``xy`` matrices, ``metrics`` the parts of an evaluation. `local_steps`: whether it takes any.
+    ``yy`` and ``xy`` matrices, ``metrics`` the parts of an evaluation. For submodels: ``held_x`` and ``held_y`` say
+    which coordinates a client holds (`pack_mask`), ``part_x`` and ``part_y`` are vectors of any length up to that of x
+    and y. `local_steps`: whether it takes any.
     """
 
     def declare(function: Any) -> TaskFunction:
@@ -87,10 +94,11 @@ def task(takes: str, gives: str, local_steps: bool = False) -> Callable[[Callabl
 
 
 class Layout(NamedTuple):
-    """Where the words of a message lie in its payload."""
+    """Where the words of a message lie in its payload; where some may be shorter (`parts`), at their longest."""
 
     places: tuple[tuple[int, int, tuple[int, ...]], ...]  # (begin, end, shape) of each word
     numbers: int
+    parts: tuple[int, ...] = ()  # which of the words are of any length
 
 
 class Shapes:
@@ -112,10 +120,14 @@ class Shapes:
         found = self._layouts.get(key)
         if found is None:
             held, q = key[1], self.dim_y
-            shape = {"x": (held,), "y": (q,), "1": (1,), "yy": (q, q), "xy": (held, q), "metrics": (self.metrics,)}
-            ends = np.cumsum([0, *(math.prod(shape[word]) for word in words)]).tolist()
+            shape = {
+                "x": (held,), "y": (q,), "1": (1,), "yy": (q, q), "xy": (held, q), "metrics": (self.metrics,),
+                "held_x": (mask_size(held),), "held_y": (mask_size(q),), "part_x": (held,), "part_y": (q,),
+            }  # fmt: skip
+            parts = tuple(i for i, word in enumerate(words) if word in PARTS)
+            ends = np.cumsum([len(parts), *(math.prod(shape[word]) for word in words)]).tolist()
             places = tuple((a, b, shape[word]) for a, b, word in zip(ends, ends[1:], words))
-            found = self._layouts[key] = Layout(places, ends[-1])
+            found = self._layouts[key] = Layout(places, ends[-1], parts)
         return found
 
     def largest(self, functions: Sequence[TaskFunction]) -> int:
@@ -135,7 +147,7 @@ class Header(NamedTuple):
     local_steps: int
     delay: float
     compute: float
-    calls: Sequence[int]
+    costs: Sequence[int]
 
 
 def empty_buffer(size: int) -> Array:
@@ -145,19 +157,19 @@ def empty_buffer(size: int) -> Array:
 
 def pack(
     buffer: Array, kind: int, client: int, number: int, arrays: Sequence[Array],
-    local_steps: int = 1, delay: float = 0.0, compute: float = 0.0, calls: Sequence[int] = NO_CALLS,
+    local_steps: int = 1, delay: float = 0.0, compute: float = 0.0, costs: Sequence[int] = NO_COSTS,
 ) -> int:  # fmt: skip
     """Write a message into `buffer` and return its length in bytes."""
     end = HEADER_WORDS
     for array in arrays:
         begin, end = end, end + array.size
         buffer[begin:end] = array if array.ndim == 1 else array.ravel()
-    write_header(buffer, kind, client, number, end - HEADER_WORDS, local_steps, delay, compute, *calls)
+    write_header(buffer, kind, client, number, end - HEADER_WORDS, local_steps, delay, compute, *costs)
     return 8 * end
 
 
 def write_header(buffer: Array, *fields: Any) -> None:
-    """Write the fixed part, whose fields are those of `Header`, calls apart, at the beginning of a buffer."""
+    """Write the fixed part, whose fields are those of `Header`, costs apart, at the beginning of a buffer."""
     _HEADER.pack_into(buffer.data, 0, _MAGIC, *fields)
 
 
@@ -184,9 +196,53 @@ def read_only(array: Array) -> Array:
 
 def split(payload: Array, layout: Layout) -> tuple[Array, ...]:
     """The arrays of a payload, as views."""
+    if layout.parts:
+        return _split_parts(payload, layout)
     if payload.size != layout.numbers:
         raise ValueError(f"a payload of {payload.size} numbers where {layout.numbers} were expected")
     places = layout.places
     if len(places) == 1 and len(places[0][2]) == 1:
         return (payload,)
     return tuple([payload[a:b].reshape(shape) for a, b, shape in places])
+
+
+def _split_parts(payload: Array, layout: Layout) -> tuple[Array, ...]:
+    """The arrays of a payload that begins with the lengths of those of its words that may be shorter."""
+    count = len(layout.parts)
+    given = [float(n) for n in payload[:count]]
+    most = [layout.places[i][2][0] for i in layout.parts]
+    if len(given) < count or not all(n.is_integer() and 0 <= n <= longest for n, longest in zip(given, most)):
+        raise ValueError(f"a payload with parts of {given} numbers where at most {most} were expected")
+    shapes = [shape for _, _, shape in layout.places]
+    for i, n in zip(layout.parts, given):
+        shapes[i] = (int(n),)
+    ends = np.cumsum([count, *map(math.prod, shapes)]).tolist()
+    if payload.size != ends[-1]:
+        raise ValueError(f"a payload of {payload.size} numbers where {ends[-1]} were expected")
+    return tuple([payload[a:b].reshape(shape) for a, b, shape in zip(ends, ends[1:], shapes)])
+
+
+def framed(arrays: Sequence[Array], layout: Layout) -> Sequence[Array]:
+    """The arrays of a message as `pack` wants them: where some may be shorter, their lengths first."""
+    if not layout.parts:
+        return arrays
+    return [np.array([float(arrays[i].size) for i in layout.parts]), *arrays]
+
+
+def mask_size(n: int) -> int:
+    """Numbers that a mask over n coordinates takes."""
+    return -(-n // BITS)
+
+
+def pack_mask(held: Array) -> Array:
+    """A mask, true where a coordinate is held, as the numbers in which it travels."""
+    bits = np.zeros(mask_size(held.size) * BITS, np.bool_)
+    bits[: held.size] = held
+    return bits.reshape(-1, BITS) @ 2.0 ** np.arange(BITS)
+
+
+def unpack_mask(numbers: Array, n: int) -> Array:
+    """The coordinates, of n, that a mask holds, in rising order."""
+    whole = np.asarray(numbers).astype(np.int64)
+    bits = whole[:, None] >> np.arange(BITS) & 1
+    return np.flatnonzero(bits.ravel()[:n])

@@ -52,6 +52,15 @@ class Problem(Protocol):
     def smoothness(self, shard: Any) -> float:
         """ℓ, an upper bound on the largest eigenvalue of ∇²_yy g on this shard."""
 
+    def submodel(self, shard: Any, held_x: Array, held_y: Array) -> Any:
+        """A shard whose oracles take and give only these coordinates (in rising order) of x and y, the others being 0.
+
+        None where it has no form of its own for them; then the whole model is computed, and the rest thrown away.
+        """
+
+    def units(self) -> tuple[Array, Array]:
+        """To which unit every coordinate of x and of y belongs, −1: to all; submodels hold whole units."""
+
     def block(self, client: int, clients: int) -> slice:
         """The part of x that this client owns; its oracles then see and return only that part."""
 
@@ -175,10 +184,24 @@ def blocks(problem: Any, clients: int) -> list[slice]:
 class Oracles:
     """All oracles of a problem on one shard: its own where it has them, derived ones elsewhere."""
 
-    def __init__(self, problem: Any, shard: Any) -> None:
+    def __init__(self, problem: Any, shard: Any, size_x: int | None = None) -> None:
+        """`size_x` is the length of x on this shard: that of the client's block, where it owns one."""
         self.problem, self.shard = problem, shard
+        self.size_x = getattr(problem, "dim_x", 0) if size_x is None else size_x
         size = problem.size(shard)
         self.upper_size, self.lower_size = size if isinstance(size, tuple) else (size, size)
+        self._last: tuple[bytes, Oracles] | None = None  # the last submodel asked for
+
+    def held(self, held_x: Array, held_y: Array) -> Oracles:
+        """The oracles of the submodel with these coordinates: the problem's own, or cut out of those of the whole."""
+        key = np.concatenate([[held_x.size], held_x, held_y]).tobytes()
+        if self._last is None or self._last[0] != key:
+            shard = None
+            if hasattr(self.problem, "submodel"):
+                shard = self.problem.submodel(self.shard, held_x, held_y)
+            part = CutOut(self, held_x, held_y) if shard is None else Oracles(self.problem, shard)
+            self._last = key, part
+        return self._last[1]
 
     def upper(self, x: Array, y: Array, batch: Array | None = None) -> float:
         return float(self.problem.upper(self.shard, x, y, batch))
@@ -218,6 +241,49 @@ class Oracles:
             return float(self.problem.smoothness(self.shard))
         start = library(y).asarray(np.random.default_rng(0).standard_normal(y.size))
         return largest_eigenvalue(lambda v: self.hvp(x, y, v), start)
+
+
+def spread(part: Array, held: Array, size: int) -> Array:
+    """The coordinates of a submodel at their places in a vector of this size, zeros elsewhere."""
+    full = np.zeros(size)
+    full[held] = part
+    return full
+
+
+class CutOut(Oracles):
+    """The oracles of a submodel from those of the whole, for problems without submodels of their own."""
+
+    def __init__(self, whole: Oracles, held_x: Array, held_y: Array) -> None:
+        super().__init__(whole.problem, whole.shard, whole.size_x)
+        self.whole, self.held_x, self.held_y = whole, held_x, held_y
+
+    def _x(self, x: Array) -> Array:
+        return spread(x, self.held_x, self.size_x)
+
+    def _y(self, y: Array) -> Array:
+        return spread(y, self.held_y, self.problem.dim_y)
+
+    def upper(self, x: Array, y: Array, batch: Array | None = None) -> float:
+        return self.whole.upper(self._x(x), self._y(y), batch)
+
+    def lower(self, x: Array, y: Array, batch: Array | None = None) -> float:
+        return self.whole.lower(self._x(x), self._y(y), batch)
+
+    def upper_grad(self, x: Array, y: Array, batch: Array | None = None) -> tuple[Array, Array]:
+        in_x, in_y = self.whole.upper_grad(self._x(x), self._y(y), batch)
+        return in_x[self.held_x], in_y[self.held_y]
+
+    def lower_grad(self, x: Array, y: Array, batch: Array | None = None) -> Array:
+        return self.whole.lower_grad(self._x(x), self._y(y), batch)[self.held_y]
+
+    def lower_grad_x(self, x: Array, y: Array, batch: Array | None = None) -> Array:
+        return self.whole.lower_grad_x(self._x(x), self._y(y), batch)[self.held_x]
+
+    def hvp(self, x: Array, y: Array, v: Array, batch: Array | None = None) -> Array:
+        return self.whole.hvp(self._x(x), self._y(y), self._y(v), batch)[self.held_y]
+
+    def cross(self, x: Array, y: Array, v: Array, batch: Array | None = None) -> Array:
+        return self.whole.cross(self._x(x), self._y(y), self._y(v), batch)[self.held_x]
 
 
 def _along(gradient, at: Array, v: Array) -> Array:

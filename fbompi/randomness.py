@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-PURPOSES = ("problem", "start", "server", "client", "delay", "local steps", "stragglers", "partition", "corruption")
+PURPOSES = (
+    "problem", "start", "server", "client", "delay", "local steps", "stragglers", "partition", "corruption",
+    "participation", "presence", "mask",
+)  # fmt: skip
 
 
 def stream(seed: int, purpose: str, first: int = 0, second: int = 0) -> np.random.Generator:

@@ -23,6 +23,7 @@ import numpy as np
 import fbompi
 from fbompi.errors import UserError
 from fbompi.links.link import EVENT
+from fbompi.messages import COSTS
 
 FORMAT, FORMAT_VERSION = "fbompi-run", 1
 ATTRIBUTES = ("status", "config", "fbompi_version", "created", "host", "mpi", "ranks", "seed", "link")
@@ -38,6 +39,7 @@ CLIENT = np.dtype(
         ("delay_factor", "<f8"),
         ("tasks_done", "<i8"),
         ("state", "<u1"),
+        ("peak_memory", "<i8"),
     ]
 )
 
@@ -48,6 +50,18 @@ COLUMNS = {
     "lower": ("mean over clients of g_i(x, y)", ""),
     "grad_norm": ("norm of the hypergradient estimate with which the method took its last step", ""),
     "age": ("mean age of the answers since the last row", "rounds of communication"),
+}
+# Costs, the same for all methods and counted from the beginning of the run; docs/costs.md explains each.
+COUNTERS = {
+    "communication": ("how often the server had what it waited for: rounds of communication", "rounds"),
+    "bytes_down": ("from the server to clients, headers included", "bytes"),
+    "bytes_up": ("from clients to the server, headers included", "bytes"),
+    "gradients": ("samples on which gradients were evaluated; values count as gradients", "samples"),
+    "hvps": ("samples on which Hessian products were evaluated", "samples"),
+    "crosses": ("samples on which cross products were evaluated", "samples"),
+    "work": ("samples times the coordinates of x and y that an oracle was given", "samples × coordinates"),
+    "client_seconds": ("real time that clients computed, all together", "seconds"),
+    "server_seconds": ("real time that the server computed, waiting apart", "seconds"),
 }
 
 
@@ -117,7 +131,7 @@ class RunFile:
                  columns: dict[str, tuple[str, str]], dims: tuple[int, int] | None,
                  dealing: tuple[str, dict[str, np.ndarray]] | None = None) -> None:  # fmt: skip
         path = destination.path
-        self.columns = {**COLUMNS, **columns}
+        self.columns = {**COLUMNS, **COUNTERS, **columns}
         temporary = _temporary(path)
         try:
             with h5py.File(temporary, "w") as file:
@@ -161,13 +175,20 @@ class RunFile:
             time_sent="seconds", time_arrived="seconds", compute="seconds the client computed",
             step="an asynchronous method's own count of steps of this kind when the task was sent: what the delays ρ "
             "and τ of AFBO are counted in; 0 for synchronous methods",
-            bytes="task and answer together, headers included",
+            bytes="task and answer together, headers included", bytes_up="of these, the answer's",
             gradients="samples on which gradients were evaluated (likewise hvps, crosses)",
+            work="samples times the coordinates of x and y that an oracle was given",
+            memory="bytes of the task's arrays and working memory at their peak, the shard apart; 0: not traced",
+            seconds="real seconds the client computed; compute is in seconds of the link's clock",
         )  # fmt: skip
         state = h5py.enum_dtype(STATES, basetype="u1")
         fields = [(name, state if name == "state" else CLIENT[name]) for name in CLIENT.names or ()]
         table = file.create_dataset("clients", data=clients.astype(np.dtype(fields)))
-        table.attrs.update(meaning="one row per client", rank="the rank that hosts it; 0 on the virtual link")
+        table.attrs.update(
+            meaning="one row per client", rank="the rank that hosts it; 0 on the virtual link",
+            capacity="fraction of the model that it can hold",
+            peak_memory="bytes that a task took at most, the shard apart; 0: never traced",
+        )  # fmt: skip
 
     def append(self, row: dict[str, float], iterates: tuple[np.ndarray, np.ndarray] | None) -> int:
         """Add a row; its index. Columns not given are NaN until `fill`."""
@@ -186,27 +207,26 @@ class RunFile:
         for name, value in row.items():
             self.file["trajectory"][name][index] = value
 
-    def append_events(self, events: list[tuple]) -> None:
+    def append_events(self, rows: np.ndarray) -> None:
         table = self.file["events"]
-        rows = np.array(events, EVENT)
         table.resize(len(table) + len(rows), axis=0)
         table[len(table) - len(rows) :] = rows.astype(table.dtype)
 
-    def count_tasks(self, done: np.ndarray) -> None:
+    def count_tasks(self, done: np.ndarray, memory: np.ndarray) -> None:
         table = self.file["clients"]
         rows = table[:]
-        rows["tasks_done"] = done
+        rows["tasks_done"], rows["peak_memory"] = done, memory
         table[:] = rows
 
     def flush(self) -> None:
         self.file.flush()
 
-    def finish(self, status: str, x: np.ndarray | None = None, y: np.ndarray | None = None) -> None:
-        """Say how the run ended, keep the last iterate, and close."""
-        if x is not None and y is not None:
-            final = self.file.require_group("final")
-            final.attrs["meaning"] = "the last iterate"
-            final["x"], final["y"] = x, y
+    def finish(self, status: str, final: dict[str, tuple[np.ndarray, str]]) -> None:
+        """Say how the run ended, keep the last iterate and what else the method gives (with meanings), and close."""
+        group = self.file.require_group("final")
+        group.attrs["meaning"] = "the last iterate, and what else the method gives at the end"
+        for name, (array, meaning) in final.items():
+            group.create_dataset(name, data=array).attrs["meaning"] = meaning
         self.file.attrs["status"] = status
         self.file.close()
 
@@ -279,26 +299,32 @@ class Recorder:
         config = driver.parts.config
         self.settings, self.rounds = config.record, config.run.rounds
         self._row_of: dict[int, int] = {}  # round -> row
+        self._counted = dict.fromkeys(
+            (*COSTS[:-1], "bytes", "bytes_up", "seconds"), 0.0
+        )  # of events, from the first on
+        self._memory = np.zeros(driver.parts.clients, np.int64)
 
     def see(self, state: Any, link: Any) -> None:
         """Called before the first round and after each."""
         self.progress.show(state.round, link.now)
         self.fetch(link)
-        if state.round % self.settings.every and state.round != self.rounds:
+        if state.round % self.settings.every and not self.driver.over:
             if len(link.events) > EVENTS_AT_ONCE:
                 self._write_events(link)
             return
         problem, clients = self.driver.parts.problem, self.driver.parts.clients
         ages = [event[5] for event in link.events]
+        self._write_events(link)
         row = {"round": state.round, "time": link.now, "grad_norm": state.gradient_norm,
-               "age": float(np.mean(ages)) if ages else 0.0}  # fmt: skip
+               "age": float(np.mean(ages)) if ages else 0.0, **self._counters(link),
+               **self.driver.method.figures(state)}  # fmt: skip
         if hasattr(problem, "exact"):
             row.update(problem.exact(state.x, state.y, clients))
             if unknown := set(row) - set(self.file.columns):
                 raise UserError(f"problem: exact gives {', '.join(unknown)}, which exact_meanings does not explain")
             self.progress.note(row)
         self._row_of[state.round] = self.file.append(row, (state.x, state.y) if self.settings.iterates else None)
-        self._write_events(link)
+        self.file.flush()
         if self.settings.metrics:
             link.evaluate(state.round, state.x, state.y)
 
@@ -308,11 +334,24 @@ class Recorder:
         self.fetch(link)
         self._write_events(link)
 
+    def _counters(self, link: Any) -> dict[str, float]:
+        """The costs so far."""
+        c = self._counted
+        return {
+            "communication": link.round, "bytes_down": c["bytes"] - c["bytes_up"], "bytes_up": c["bytes_up"],
+            "client_seconds": c["seconds"], "server_seconds": self.driver.server_seconds,
+            **{name: c[name] for name in COSTS[:-1]},
+        }  # fmt: skip
+
     def _write_events(self, link: Any) -> None:
         if link.events:
-            self.file.append_events(link.events)
+            rows = np.array(link.events, EVENT)
+            for name in self._counted:
+                self._counted[name] += float(rows[name].sum())
+            np.maximum.at(self._memory, rows["client"], rows["memory"])
+            self.file.append_events(rows)
             link.events.clear()
-        self.file.count_tasks(link.tasks_done)
+        self.file.count_tasks(link.tasks_done, self._memory)
         self.file.flush()
 
     def fetch(self, link: Any) -> None:

@@ -1,7 +1,7 @@
 """Finding methods and problems by name: adding one is adding a file.
 
-Problems may also come from a package (entry point group ``fbompi.problems``) or from the user's own file
-(``path/to/file.py:Class``), which is the only code of a user that is ever loaded, and only when named.
+Problems may also come from a package (entry point group ``fbompi.problems``), problems and methods from the user's own
+file (``path/to/file.py:Class``), which is the only code of a user that is ever loaded, and only when named.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def problems() -> dict[str, Any]:
 
 
 def algorithm(name: str) -> Any:
-    """The class of a method."""
+    """The class of a method: built in, or from the user's file."""
+    if ":" in name:
+        return _method_of(name)
     if name not in algorithms():
         raise UserError(f'run.algorithm = "{name}": no such method: {nearest(name, algorithms())}')
     return algorithms()[name]
@@ -58,7 +60,7 @@ def algorithm(name: str) -> Any:
 def problem(name: str) -> Any:
     """The class of a problem: built in, from a package, or from the user's file."""
     if ":" in name:
-        return _from_file(name)
+        return _from_file("run.problem", name)
     if name not in problems():
         raise UserError(f'run.problem = "{name}": no such problem: {nearest(name, problems())}')
     found = problems()[name]
@@ -68,8 +70,22 @@ def problem(name: str) -> Any:
         return found.load()
 
 
+def _method_of(name: str) -> Any:
+    """A user's method; told where it lacks something."""
+    from fbompi.algorithms.method import Method
+
+    found = _from_file("run.algorithm", name)
+    if not isinstance(found, type) or not issubclass(found, Method):
+        raise UserError(f'run.algorithm = "{name}": expected a subclass of fbompi.algorithms.method.Method')
+    missing = [part for part in ("name", "Parameters", "tasks") if not hasattr(found, part)]
+    missing += sorted(found.__abstractmethods__)
+    if missing:
+        raise UserError(f'run.algorithm = "{name}": lacks {", ".join(missing)}; docs/methods.md has an example')
+    return found
+
+
 @cache
-def _from_file(name: str) -> Any:
+def _from_file(key: str, name: str) -> Any:
     path, _, attribute = name.rpartition(":")
     file = Path(path)
     try:
@@ -77,17 +93,17 @@ def _from_file(name: str) -> Any:
     except (OSError, ValueError):  # a name no file can have
         there = False
     if not there:
-        raise UserError(f'run.problem = "{name}": there is no file {path}')
+        raise UserError(f'{key} = "{name}": there is no file {path}')
     spec = importlib.util.spec_from_file_location(f"fbompi_user_{file.stem}", file.resolve())
     if spec is None or spec.loader is None:
-        raise UserError(f'run.problem = "{name}": {path} is not a Python file (.py)')
+        raise UserError(f'{key} = "{name}": {path} is not a Python file (.py)')
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     with told(f"loading {path}"):
         spec.loader.exec_module(module)
     if not hasattr(module, attribute):
         classes = [k for k, v in vars(module).items() if isinstance(v, type)]
-        raise UserError(f'run.problem = "{name}": {path} has no class {attribute}: {nearest(attribute, classes)}')
+        raise UserError(f'{key} = "{name}": {path} has no class {attribute}: {nearest(attribute, classes)}')
     return getattr(module, attribute)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +12,13 @@ import numpy as np
 from fbompi import registry
 from fbompi.algorithms.setting import Setting
 from fbompi.client import Client, combine, metric_names
-from fbompi.config import Config
+from fbompi.config import Clients, Config
 from fbompi.delays import DelayModel
 from fbompi.errors import UserError
 from fbompi.links.link import Link
 from fbompi.memory import computes_on_gpu
 from fbompi.messages import Array, Shapes, TaskFunction
+from fbompi.participation import Participation
 from fbompi.problem import Oracles, Selection, blocks, family, missing_parts
 from fbompi.randomness import stream
 
@@ -39,7 +41,8 @@ class Parts:
     def client(self, index: int) -> Client:
         """A client with its shard, made or read here."""
         with registry.told(f"problem {self.config.run.problem}, shard of client {index}"):
-            oracles = Oracles(self.problem, self.problem.shard(index, self.clients))
+            shard = self.problem.shard(index, self.clients)
+            oracles = Oracles(self.problem, shard, self.shapes.held(index))
         device = None
         if computes_on_gpu(self.problem):
             from fbompi.kernels.cuda.device import current
@@ -113,28 +116,48 @@ class Driver:
         if method.family == "smooth" and not (math.isfinite(smoothness) and smoothness > 0):
             raise UserError(f"problem {config.run.problem}: smoothness ℓ = {smoothness}: expected a positive number")
         setting = Setting(
-            parts.shapes, smoothness, config.run.rounds, config.run.seed, config.clients.participation,
-            config.clients.replacement, getattr(problem, "project_x", _same), getattr(problem, "project_y", _same),
+            parts.shapes, smoothness, config.run.rounds, config.run.seed,
+            Participation(config.clients, parts.clients, config.run.seed), capacities(config.clients, parts.clients),
+            getattr(problem, "project_x", _same), getattr(problem, "project_y", _same),
         )  # fmt: skip
+        if hasattr(problem, "units"):
+            with registry.told(f"problem {config.run.problem}, units"):
+                setting.units = problem.units()
         if method.family == "nonsmooth":
             setting.outer_subgradient = problem.outer_subgradient
             setting.outer_convexity, setting.components = problem.outer_convexity, problem.components
         self.setting = setting
         self.method = method(config.algorithm, setting)
         self.state = self.method.start(x, y)
+        self.server_seconds = 0.0
 
     def run(self, recorder: Any, stop: Any) -> bool:
         """All rounds, unless asked to stop; `recorder` is shown the state before the first and after each."""
         recorder.see(self.state, self.link)
-        while self.state.round < self.setting.rounds and not stop.asked:
+        while not self.over and not stop.asked:
+            begin, waited = time.perf_counter(), self.link.waited
             self.method.round(self.state, self.link)
+            self.server_seconds += time.perf_counter() - begin - (self.link.waited - waited)
             recorder.see(self.state, self.link)
         recorder.finish(self.link)
-        return self.state.round == self.setting.rounds
+        return self.over
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to do: all rounds are done, or the method's own rule has ended the run."""
+        return self.state.stopped or self.state.round >= self.setting.rounds
 
     def row(self, parts: Array) -> dict[str, float]:
         """Metrics of a row from the parts of an evaluation."""
         return combine(parts, self.parts.problem)
+
+
+def capacities(settings: Clients, clients: int) -> Array:
+    """The fraction of the model that each client can hold: several are dealt out in turn."""
+    given = settings.capacity if isinstance(settings.capacity, list) else [settings.capacity]
+    if not given:
+        raise UserError("clients.capacity = []: expected at least one fraction")
+    return np.resize(np.array(given, np.float64), clients)
 
 
 def _start(parts: Parts) -> tuple[Array, Array]:

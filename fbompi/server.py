@@ -20,7 +20,7 @@ from fbompi.signals import Stop
 
 def destination(config: Config, overwrite: bool) -> Destination:
     """Where the run file goes; refused where it cannot be written."""
-    stem = f"{config.run.algorithm}-{config.run.problem.rpartition(':')[2]}"
+    stem = "-".join(name.rpartition(":")[2] for name in (config.run.algorithm, config.run.problem))
     return Destination.choose(config.run.out, stem, overwrite)
 
 
@@ -43,7 +43,7 @@ def drive(parts: Parts, link: Link, out: Destination, where: dict[str, Any], qui
             status = "complete" if completed else "interrupted"
         finally:
             progress.end()
-            file.finish(status, driver.state.x, driver.state.y)
+            file.finish(status, _final(driver))
     if not completed:
         if where["ranks"] > 1:
             mpi.finish()
@@ -56,7 +56,7 @@ def _create(parts: Parts, driver: Driver, link: Link, out: Destination, where: d
     config, problem = parts.config, parts.problem
     clients = np.zeros(parts.clients, CLIENT)
     clients["shard_size"] = driver.shard_sizes
-    clients["capacity"] = 1.0
+    clients["capacity"] = driver.setting.capacity
     clients["delay_factor"] = link.delays.factor
     clients["state"] = STATES["alive"]
     if where["ranks"] > 1:
@@ -65,7 +65,17 @@ def _create(parts: Parts, driver: Driver, link: Link, out: Destination, where: d
         **where, "config": config.text(), "seed": config.run.seed, "link": link.name,
         "smoothness": driver.setting.smoothness,
     }  # fmt: skip
-    meanings = {**getattr(problem, "metric_meanings", {}), **getattr(problem, "exact_meanings", {})}
+    meanings = {
+        **getattr(problem, "metric_meanings", {}), **getattr(problem, "exact_meanings", {}),
+        **driver.method.figure_meanings,
+    }  # fmt: skip
     dims = (problem.dim_x, problem.dim_y) if config.record.iterates else None
     dealt = dealing(problem, config.run.problem, parts.clients)
     return RunFile(out, attributes, link.kinds, clients, {k: (v, "") for k, v in meanings.items()}, dims, dealt)
+
+
+def _final(driver: Driver) -> dict[str, tuple[np.ndarray, str]]:
+    """What a run leaves at its end: the last iterate, and what else the method gives."""
+    state, method = driver.state, driver.method
+    results = {name: (array, method.result_meanings[name]) for name, array in method.results(state).items()}
+    return {"x": (state.x, "the upper variable"), "y": (state.y, "the lower variable"), **results}

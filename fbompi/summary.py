@@ -10,9 +10,9 @@ import h5py
 import numpy as np
 
 from fbompi.config import tomllib
-from fbompi.record import reading
+from fbompi.record import COUNTERS, reading
 
-NOT_METRICS = {"round", "time", "age", "x", "y"}
+NOT_METRICS = {"round", "time", "age", "x", "y", *COUNTERS}
 
 
 def summary(path: str | Path) -> dict[str, Any]:
@@ -31,6 +31,8 @@ def summary(path: str | Path) -> dict[str, Any]:
             "rows": len(rounds),
             "time": float(trajectory["time"][-1]) if len(rounds) else 0.0,
             "metrics": {k: _course(trajectory[k]) for k in trajectory if k not in NOT_METRICS},
+            "costs": {k: _last(trajectory, k) for k in COUNTERS},
+            "peak_memory": int(clients["peak_memory"].max(initial=0)) if "peak_memory" in clients.dtype.names else 0,
             "communication_rounds": int(events["arrived_round"].max()) + 1 if len(events) else 0,
             "answers": len(events),
             "age": _spread(events["age"]),
@@ -53,6 +55,11 @@ def summary(path: str | Path) -> dict[str, Any]:
                 },
             },
         }
+
+
+def _last(trajectory: h5py.Group, name: str) -> float | None:
+    """The last entry of a column, where the file has it."""
+    return float(trajectory[name][-1]) if name in trajectory and len(trajectory[name]) else None
 
 
 def _course(column: h5py.Dataset) -> dict[str, Any]:
@@ -101,6 +108,13 @@ def page(s: dict[str, Any]) -> str:
             f"work: {s['answers']} answers, {done['min']:.0f} to {done['max']:.0f} per client; "
             f"{s['bytes'] / 1e6:.1f} MB moved; per-sample calls: {calls['gradients']:,} gradients, "
             f"{calls['hvps']:,} Hessian products, {calls['crosses']:,} cross products"
+        )
+    cost = s["costs"]
+    if None not in cost.values():
+        lines.append(
+            f"costs: {cost['bytes_down'] / 1e6:.1f} MB to clients, {cost['bytes_up'] / 1e6:.1f} MB back; clients "
+            f"computed {cost['client_seconds']:.3g} s, the server {cost['server_seconds']:.3g} s; "
+            f"a client's tasks took at most {s['peak_memory'] / 1e3:,.0f} kB beside its data"
         )
     bad = {k: n for k, n in clients["states"].items() if n and k != "alive"}
     if bad:

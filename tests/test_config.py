@@ -401,7 +401,7 @@ def test_an_option_that_is_not_text_is_refused(fbompi, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("method, key", [("afbo", "participation=0.5"), ("fedmbo", "local_steps=3")])
+@pytest.mark.parametrize("method, key", [("afbo", "capacity=0.5"), ("fedmbo", "local_steps=3")])
 def test_a_key_that_a_method_does_not_use_is_refused(method: str, key: str) -> None:
     with pytest.raises(UserError, match=f"clients.{key.split('=')[0]} = .*{method} does not use it"):
         load(None, [f"run.algorithm={method}", f"clients.{key}"])

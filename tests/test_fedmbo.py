@@ -77,12 +77,14 @@ def test_full_participation_without_replacement_steps_y_on_the_average_gradient(
     x, y, problem = d.state.x, d.state.y, d.parts.problem
     mean = problem.average(M)
     play(d, 1)
-    np.testing.assert_allclose(d.state.y, y - d.method.beta * (mean.A @ y - mean.B @ x - mean.c), atol=1e-14)
+    np.testing.assert_allclose(d.state.y, y - d.method.step_y("auto") * (mean.A @ y - mean.B @ x - mean.c), atol=1e-14)
 
 
 def test_theory_steps_shrink_with_the_root_of_the_rounds() -> None:
     d = driver(4, schedule="theory", step_x=1.0)
-    assert d.method._scheduled(1.0, 0) == pytest.approx(np.sqrt(4 / 300))
+    x, h = d.state.x, np.ones(4)
+    d.method.descend(d.state, h)
+    np.testing.assert_allclose(d.state.x, x - np.sqrt(4 / 300) * h)
 
 
 CONVERGE = options(

@@ -55,13 +55,13 @@ def test_arrays_come_out_bit_for_bit_as_they_went_in(message, room):
 
 @given(
     kind=st.integers(0, 2**17), client=st.integers(0, 2**31), number=INT64, local_steps=st.integers(1, 2**31),
-    delay=DOUBLES, compute=DOUBLES, calls=st.lists(INT64, min_size=3, max_size=3),
+    delay=DOUBLES, compute=DOUBLES, costs=st.lists(INT64, min_size=5, max_size=5),
 )  # fmt: skip
-def test_headers_come_out_as_they_went_in(kind, client, number, local_steps, delay, compute, calls):
+def test_headers_come_out_as_they_went_in(kind, client, number, local_steps, delay, compute, costs):
     buffer = empty_buffer(8 * (HEADER_WORDS + 2))
-    header, _ = unpack(buffer, pack(buffer, kind, client, number, [np.ones(2)], local_steps, delay, compute, calls))
+    header, _ = unpack(buffer, pack(buffer, kind, client, number, [np.ones(2)], local_steps, delay, compute, costs))
     assert (header.kind, header.client, header.number, header.length) == (kind, client, number, 2)
-    assert (header.local_steps, list(header.calls)) == (local_steps, calls)
+    assert (header.local_steps, list(header.costs)) == (local_steps, costs)
     assert bits(np.array([[header.delay, header.compute]])) == bits(np.array([[delay, compute]]))
 
 

@@ -7,6 +7,9 @@ reported, and shortens its steps by 1/(1 + mean age). Two things differ from the
   v ← v − (1/ℓ)(H v − ∇_y f) are run; from v = 0 without delay they are the N-term Neumann sum, and whatever the
   staleness their limit solves H v = ∇_y f. ``hypergradient = "printed"`` runs the printed formula, with a warning.
 - The printed method moves q×q matrices; here only vectors travel. ``"dense"`` moves the matrices, as a check.
+
+The aligned average of local gradients leaves a bias of the order of (local step × E) where clients differ;
+``drift = "corrected"`` takes it away with control variates (as SCAFFOLD's: Karimireddy et al. 2020).
 """
 
 from __future__ import annotations
@@ -14,19 +17,20 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from fbompi.algorithms.method import Method, UpperState
 from fbompi.algorithms.recent import EVER, Recent, gather
 from fbompi.algorithms.setting import Setting, SmoothnessKey
-from fbompi.algorithms.steps import DistanceOverGradients, schedule
+from fbompi.algorithms.steps import DistanceOverGradients, StepYKey, UpperStep
 from fbompi.client import Client
 from fbompi.config import Above, AtLeast
 from fbompi.errors import UserError
 from fbompi.kernels import library
 from fbompi.links.link import Link
-from fbompi.messages import Array, Shapes, task
+from fbompi.messages import Array, Shapes, TaskFunction, task
 
 DENSE_LIMIT = 512  # rows of a Hessian that may travel as a matrix
 
@@ -39,6 +43,20 @@ def lower(client: Client, x: Array, y: Array, step: Array) -> Array:
         gradient = client.lower_grad(x, y)
         total += gradient
         y = y - step[0] * gradient
+    return total / client.local_steps
+
+
+@task(takes="x y y 1", gives="y", local_steps=True)
+def corrected(client: Client, x: Array, y: Array, correction: Array, step: Array) -> Array:
+    """The same with local steps that follow all clients: the correction is the mean gradient less this client's own.
+
+    Where the mean gradient is 0, so is every local step, and the average is ∇_y g_i there: no bias is left, whatever E.
+    """
+    total = np.zeros_like(y)
+    for _ in range(client.local_steps):
+        gradient = client.lower_grad(x, y)
+        total += gradient
+        y = y - step[0] * (gradient + correction)
     return total / client.local_steps
 
 
@@ -63,15 +81,15 @@ def matrices(client: Client, x: Array, y: Array) -> tuple[Array, Array, Array, A
     return hessian, mixed, *client.upper_grad(x, y)
 
 
-@dataclass
-class AfboParameters:
+@dataclass(kw_only=True)
+class AfboParameters(UpperStep):
     """Parameters of AFBO."""
 
-    step_x: Annotated[float | Literal["auto"], "η; auto: distance over gradients", Above(0)] = "auto"
-    step_y: Annotated[float | Literal["auto"], "β; auto: 1/ℓ", Above(0)] = "auto"
+    step_y: StepYKey = "auto"
     local_step: Annotated[float | Literal["auto"], "step of local steps; auto: β", Above(0)] = "auto"
-    schedule: Annotated[Literal["constant", "theory", "decay"], "of η (theory: also of β, Corollary 4.1)"] = "constant"
-    decay: Annotated[float, "schedule decay: rounds until η is halved", Above(0)] = 100.0
+    drift: Annotated[
+        Literal["plain", "corrected"], "local steps along the client's own gradients, or along all clients'"
+    ] = "plain"
     inner_rounds: Annotated[int, "K, inner rounds on y per outer round", AtLeast(1)] = 10
     terms: Annotated[int, "N, rounds on v per outer round", AtLeast(1)] = 10
     quorum: Annotated[
@@ -86,50 +104,43 @@ class AfboParameters:
     smoothness: SmoothnessKey = "auto"
 
 
-@dataclass
-class State:
+@dataclass(kw_only=True)
+class AfboState(UpperState):
     """Everything the server knows between two outer rounds."""
 
-    x: Array
-    y: Array
     v: Array
-    rule: DistanceOverGradients
     recent: dict[str, Recent]
     idle: set[int]
-    round: int = 0
     y_steps: int = 0
     v_steps: int = 0
-    gradient_norm: float = math.nan
 
 
-class Afbo:
+class Afbo(Method):
     """Anarchic federated bilevel optimization."""
 
     name = "afbo"
     paper = "Li, Zhu, Gong, Mao, Zhou: Anarchic Federated Bilevel Optimization"
     facts = {"order": "second (products)", "communication": "asynchronous", "rate": "O(1/√(mT)) nonconvex"}
-    family = "smooth"  # of problems
     Parameters = AfboParameters
-    client_keys = ("local_steps", "batch")  # of [clients], beside count
-    tasks = {"lower": lower, "product": product, "cross": cross, "matrices": matrices}
+    client_keys = ("local_steps", "batch")
+    tasks = {"lower": lower, "corrected": corrected, "product": product, "cross": cross, "matrices": matrices}
 
     def __init__(self, parameters: AfboParameters, setting: Setting) -> None:
-        p = self.p = parameters
-        self.setting, m = setting, setting.clients
+        super().__init__(parameters, setting)
+        p, m = parameters, setting.clients
         self.quorum = min(3, m) if p.quorum == "auto" else p.quorum or m
         if p.hypergradient == "printed":
             warnings.warn("the printed formula is not a Hessian inverse: expect a wrong hypergradient", stacklevel=2)
         self.inner_bound = EVER if p.inner_bound < 0 else p.inner_bound
         self.outer_bound = EVER if p.outer_bound < 0 else p.outer_bound
-        self.ell = setting.ell(p.smoothness)
-        self.beta = 1 / self.ell if p.step_y == "auto" else p.step_y
+        self.beta = self.step_y(p.step_y)
         if p.schedule == "theory":  # Corollary 4.1: K β² ≤ 1/T
             self.beta = min(self.beta, 1 / math.sqrt(p.inner_rounds * setting.rounds))
         self.local_step = np.array([self.beta if p.local_step == "auto" else p.local_step])
+        self.lower = "lower" if p.drift == "plain" else "corrected"
 
     @classmethod
-    def used_tasks(cls, parameters: AfboParameters, shapes: Shapes) -> dict:
-        """The kinds of tasks that a run with these parameters sends; parameters that do not fit are refused."""
+    def used_tasks(cls, parameters: AfboParameters, shapes: Shapes) -> dict[str, TaskFunction]:
         p, m = parameters, len(shapes.blocks)
         if p.quorum != "auto" and p.quorum > m:
             raise UserError(f"algorithm.quorum = {p.quorum}: there are only {m} clients")
@@ -139,27 +150,35 @@ class Afbo:
                 f'algorithm.hypergradient = "{p.hypergradient}": matrices of {shapes.dim_y} rows; '
                 f'this check is for at most {DENSE_LIMIT}; use "warm"'
             )
-        return {k: f for k, f in cls.tasks.items() if k == "lower" or (k == "matrices") == dense}
+        kinds = ["lower" if p.drift == "plain" else "corrected", *(["matrices"] if dense else ["product", "cross"])]
+        return {kind: cls.tasks[kind] for kind in kinds}
 
-    def start(self, x: Array, y: Array) -> State:
+    def start(self, x: Array, y: Array) -> AfboState:
         shapes = self.setting.shapes
         recent = {k: Recent(f.gives, shapes) for k, f in self.used_tasks(self.p, shapes).items()}
-        return State(x, y, np.zeros_like(y), DistanceOverGradients.at(x), recent, set(range(self.setting.clients)))
+        everyone = set(range(self.setting.clients))
+        return AfboState(x=x, y=y, rule=DistanceOverGradients.at(x), v=np.zeros_like(y), recent=recent, idle=everyone)
 
-    def round(self, s: State, link: Link) -> None:
+    def round(self, s: AfboState, link: Link) -> None:
         """One outer round of Algorithm 1."""
         for _ in range(self.p.inner_rounds):
-            (G,), age_y = self._gather(s, link, "lower", (s.x, s.y, self.local_step), s.y_steps, self.inner_bound)
+            (G,), age_y = self._gather(s, link, self.lower, self._lower_task(s), s.y_steps, self.inner_bound)
             s.y = self.setting.project_y(s.y - self._shrink(age_y) * self.beta * G)
             s.y_steps += 1
         H, age = self._dense(s, link) if "matrices" in s.recent else self._aphe(s, link)
         # x follows y: its step must respect the age of y's vectors too, counted like τ in outer rounds.
         shrink = self._shrink(age + age_y / self.p.inner_rounds)
-        s.gradient_norm = float(np.linalg.norm(H))
-        s.x = self.setting.project_x(s.x - shrink * self._eta(s, H) * H)
-        s.round += 1
+        self.descend(s, H, shrink)
 
-    def _aphe(self, s: State, link: Link) -> tuple[Array, float]:
+    def _lower_task(self, s: AfboState) -> Any:
+        """What an inner round hands to clients: the point and the local step, and where asked for, a control variate."""
+        if self.p.drift == "plain":
+            return s.x, s.y, self.local_step
+        recent = s.recent["corrected"]
+        (mean,) = recent.means()
+        return lambda client: (s.x, s.y, mean - recent.of(client)[0], self.local_step)
+
+    def _aphe(self, s: AfboState, link: Link) -> tuple[Array, float]:
         """The hypergradient by vectors: N asynchronous rounds on v, then one of the cross products; and its age."""
         if self.p.hypergradient == "cold":
             s.v = np.zeros_like(s.v)
@@ -170,7 +189,7 @@ class Afbo:
         (H,), age = self._gather(s, link, "cross", (s.x, s.y, s.v), s.round, self.outer_bound)
         return H, age + age_v / self.p.terms
 
-    def _dense(self, s: State, link: Link) -> tuple[Array, float]:
+    def _dense(self, s: AfboState, link: Link) -> tuple[Array, float]:
         """The hypergradient from averaged matrices: the Neumann sum, or Algorithm 2 as printed; and its age."""
         (A, W, d, b), age = self._gather(s, link, "matrices", (s.x, s.y), s.round, self.outer_bound)
         ell, m = self.ell, self.setting.clients
@@ -184,15 +203,12 @@ class Afbo:
                 v = v - (A @ v - b) / ell
         return d - W @ v, age
 
-    def _gather(self, s: State, link: Link, kind: str, point: tuple, now: int, bound: float) -> tuple[list, float]:
+    def _gather(self, s: AfboState, link: Link, kind: str, point: Any, now: int, bound: float) -> tuple[list, float]:
         """The averages of all clients' most recent vectors of this kind, and their mean age."""
-        means, ages = gather(link, s.recent, s.idle, kind, point, now, self.quorum, bound)
+        invited = self.setting.participation.invited(link.round)
+        means, ages = gather(link, s.recent, s.idle, kind, point, now, self.quorum, bound, invited)
         return means, float(ages.mean())
 
     def _shrink(self, age: float) -> float:
         """A delayed step of 1/ℓ is stable only if it shrinks with its age."""
         return 1 / (1 + age) if self.p.adaptive else 1.0
-
-    def _eta(self, s: State, H: Array) -> float:
-        base = s.rule.step(s.x, H) if self.p.step_x == "auto" else self.p.step_x
-        return schedule(self.p.schedule, base, s.round, self.setting.rounds, self.setting.clients, self.p.decay)

@@ -9,18 +9,18 @@ where γ_k = γ_1/k^a, λ_k = λ_1/k^b with a > 1/2, a > b > 0, a + b < 1 and γ
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 
+from fbompi.algorithms.method import Method, State
 from fbompi.algorithms.setting import Setting
 from fbompi.client import Client
 from fbompi.config import Above, AtLeast
 from fbompi.links.link import Link
-from fbompi.messages import Array, Shapes, task
+from fbompi.messages import Array, task
 
 
 @task(takes="x x 1", gives="x")
@@ -39,17 +39,7 @@ class FismParameters:
     weight_power: Annotated[float, "b, of λ_k = λ_1/k^b", AtLeast(0)] = 0.1
 
 
-@dataclass
-class State:
-    """Everything the server knows between two rounds."""
-
-    x: Array
-    y: Array  # empty: there is no lower variable
-    round: int = 0
-    gradient_norm: float = math.nan  # ‖x_k − x_{k+1}‖/γ_k
-
-
-class Fism:
+class Fism(Method):
     """Projected subgradient sweeps at the clients, averages at the server."""
 
     name = "fism"
@@ -61,8 +51,8 @@ class Fism:
     tasks = {"sweep": sweep}
 
     def __init__(self, parameters: FismParameters, setting: Setting) -> None:
-        p = self.p = parameters
-        self.setting = setting
+        super().__init__(parameters, setting)
+        p = parameters
         a, b = p.step_power, p.weight_power
         if not (a > 0.5 and a > b > 0 and a + b < 1):
             warnings.warn(f"a = {a}, b = {b}: FISM converges for a > 1/2, a > b > 0, a + b < 1", stacklevel=2)
@@ -70,21 +60,15 @@ class Fism:
         if p.step * p.weight * curvature > 2 * M:
             warnings.warn(f"γ_1 λ_1 μ_H = {p.step * p.weight * curvature:g} exceeds 2M = {2 * M}", stacklevel=2)
 
-    @classmethod
-    def used_tasks(cls, parameters: FismParameters, shapes: Shapes) -> dict:
-        """The kinds of tasks that a run with these parameters sends."""
-        return cls.tasks
-
     def start(self, x: Array, y: Array) -> State:
-        return State(self.setting.project_x(x), y)
+        return State(x=self.setting.project_x(x), y=y)
 
     def round(self, s: State, link: Link) -> None:
         """One iteration of Algorithm 1."""
         k = s.round + 1
         gamma, weight = self.p.step / k**self.p.step_power, self.p.weight / k**self.p.weight_power
         shift = gamma * weight / self.setting.components * self.setting.outer_subgradient(s.x)
-        link.send(range(self.setting.clients), "sweep", s.x, shift, np.array([gamma]))
-        x = np.mean([update.arrays[0] for update in link.collect()], axis=0)
+        x = self.mean(self.ask(link, "sweep", s.x, shift, np.array([gamma])))
         s.gradient_norm = float(np.linalg.norm(s.x - x)) / gamma
         s.x = x
         s.round = k

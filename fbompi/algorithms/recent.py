@@ -6,12 +6,15 @@ steps the client had been asked for it. Averages run over all m clients, in clie
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from fbompi.links.link import Link
 from fbompi.messages import Array, Shapes, Update
 
 NEVER = -(1 << 62)  # the stamp of a client that has not been heard
+Point = Any  # the arrays of a task, the same for all clients, or a function of the client that gives them
 EVER = 1 << 60  # a bound that only a client never heard exceeds
 
 
@@ -39,6 +42,10 @@ class Recent:
         for flat, offsets, array in zip(self.parts, self.offsets, update.arrays, strict=True):
             flat[offsets[c] : offsets[c + 1]] = array.ravel()
 
+    def of(self, client: int) -> list[Array]:
+        """The most recent vectors of one client; zeros, if there are none."""
+        return [flat[offsets[client] : offsets[client + 1]] for flat, offsets in zip(self.parts, self.offsets)]
+
     def ages(self, now: int) -> Array:
         """How many of the server's steps ago each client was asked."""
         return now - self.stamps
@@ -62,26 +69,37 @@ class Recent:
 
 
 def gather(
-    link: Link, tables: dict[str, Recent], idle: set[int], kind: str, point: tuple, now: int, quorum: int, bound: float
-) -> tuple[list[Array], Array]:
+    link: Link, tables: dict[str, Recent], idle: set[int], kind: str, point: Point, now: int, quorum: int, bound: float,
+    invited: Array,
+) -> tuple[list[Array], Array]:  # fmt: skip
     """One asynchronous round: hand `point` to whoever is idle, wait for `quorum` answers of its kind, average over all.
 
-    Answers of another kind, asked for in an earlier phase, are remembered and their clients handed this point,
-    but they do not end the round: it would step on nothing new. The round is prolonged while some client's
-    vector is older than `bound` steps, or was never sent.
+    Of the idle only the `invited` are asked, and those never heard or older than `bound` steps. Answers of another
+    kind, asked for in an earlier phase, are remembered and their clients handed this point, but they do not end the
+    round: it would step on nothing new. The round is prolonged while some client's vector is older than `bound`, or
+    was never sent; it ends early where nobody is left to be waited for.
     Returns the means of all clients' most recent vectors and their ages.
     """
     recent = tables[kind]
+    here = np.zeros(len(recent.stamps), bool)
+    here[invited] = True
     heard: set[int] = set()
     while True:
-        ready = sorted(c for c in idle if recent.stamps[c] < now)  # the others have answered at this very point
+        # Of those who may be asked, the others have answered at this very point.
+        wanted = (recent.stamps < now) & (here | (recent.ages(now) > bound))
+        ready = sorted(c for c in idle if wanted[c])
         idle.difference_update(ready)
-        link.send(ready, kind, *point, stamp=now)
-        for update in link.take():
-            tables[update.kind].remember(update)
-            idle.add(update.client)
-            if update.kind == kind:
-                heard.add(update.client)
-        if len(heard) >= quorum and (ages := recent.ages(now)).max() <= bound:
+        if callable(point):
+            for client in ready:
+                link.send((client,), kind, *point(client), stamp=now)
+        else:
+            link.send(ready, kind, *point, stamp=now)
+        if link.outstanding:
+            for update in link.take():
+                tables[update.kind].remember(update)
+                idle.add(update.client)
+                if update.kind == kind:
+                    heard.add(update.client)
+        if (len(heard) >= quorum or not link.outstanding) and (ages := recent.ages(now)).max() <= bound:
             link.end_round()
             return recent.means(), ages

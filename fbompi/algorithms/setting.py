@@ -10,6 +10,7 @@ import numpy as np
 
 from fbompi.config import Above
 from fbompi.messages import Array, Shapes
+from fbompi.participation import Participation
 
 SmoothnessKey = Annotated[
     float | Literal["auto"], "ℓ, which bounds the lower Hessians of batches; auto: the largest of the shards'", Above(0)
@@ -24,14 +25,16 @@ class Setting:
     smoothness: float  # ℓ, the largest over the clients
     rounds: int
     seed: int
-    participation: float
-    replacement: bool
+    participation: Participation
+    capacity: Array  # of every client: the fraction of the model that it can hold
     project_x: Callable[[Array], Array]
     project_y: Callable[[Array], Array]
     # Of nonsmooth problems only: a subgradient of the outer objective, its modulus of strong convexity μ_H, and M
     outer_subgradient: Callable[[Array], Array] = np.zeros_like
     outer_convexity: float = 0.0
     components: int = 0
+    # Of smooth problems that have units: to which one each coordinate of x and of y belongs
+    units: tuple[Array, Array] | None = None
 
     def ell(self, given: float | str) -> float:
         """ℓ as the configuration gives it, or that of the clients."""
@@ -40,8 +43,3 @@ class Setting:
     @property
     def clients(self) -> int:
         return len(self.shapes.blocks)
-
-    @property
-    def sampled(self) -> int:
-        """How many clients are drawn for a round."""
-        return max(1, round(self.participation * self.clients))

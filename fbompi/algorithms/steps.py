@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 
+from fbompi.config import Above
 from fbompi.messages import Array
+
+StepYKey = Annotated[float | Literal["auto"], "β, the step on y; auto: 1/ℓ", Above(0)]
+
+
+@dataclass(kw_only=True)
+class UpperStep:
+    """Parameters of the step on x, for all methods that take one along a hypergradient."""
+
+    step_x: Annotated[float | Literal["auto"], "the step on x; auto: distance over gradients", Above(0)] = "auto"
+    schedule: Annotated[Literal["constant", "theory", "decay"], "of the step on x (theory: also of that on y)"] = (
+        "constant"
+    )
+    decay: Annotated[float, "schedule decay: rounds until the step on x is halved", Above(0)] = 100.0
 
 
 @dataclass

@@ -6,6 +6,7 @@ certain kind adds only how a task leaves (`_deliver`) and how answers come in (`
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 
 from fbompi.client import evaluate, hello
 from fbompi.delays import DelayModel
-from fbompi.messages import HEADER_WORDS, Array, Layout, Shapes, Task, TaskFunction, Update
+from fbompi.messages import COSTS, HEADER_WORDS, Array, Layout, Shapes, Task, TaskFunction, Update, framed
 from fbompi.randomness import Table
 
 SERVICE = {"hello": hello, "evaluate": evaluate}  # tasks of the run itself, beside those of the method
@@ -26,7 +27,8 @@ EVENT = np.dtype(
     [
         ("client", "<i4"), ("kind", "<u1"), ("task", "<i8"), ("sent_round", "<i8"), ("arrived_round", "<i8"),
         ("age", "<i8"), ("local_steps", "<i4"), ("bytes", "<i8"), ("time_sent", "<f8"), ("time_arrived", "<f8"),
-        ("compute", "<f8"), ("step", "<i8"), ("gradients", "<i8"), ("hvps", "<i8"), ("crosses", "<i8"),
+        ("compute", "<f8"), ("step", "<i8"), *((name, "<i8") for name in COSTS), ("bytes_up", "<i8"),
+        ("seconds", "<f8"),
     ]
 )  # fmt: skip
 
@@ -44,8 +46,10 @@ class Route(NamedTuple):
     code: int
     block: slice | None  # the part of x to send, where it is not all of it
     x_words: tuple[int, ...]  # which of the arrays are x
+    task: Layout
     answer: Layout
-    moved: int  # bytes of task and answer, headers included
+    down: int  # bytes of the task, header included; 0 where they differ from task to task
+    up: int  # and of the answer
 
 
 class Stalled(Exception):
@@ -101,6 +105,7 @@ class Link(ABC):
         self.round = 0  # rounds of communication: how often the server had what it waited for
         self.events: list[tuple] = []
         self.tasks_done = np.zeros(self.clients, np.int64)
+        self.waited = 0.0  # real seconds in which the server had nothing to do, or clients computed in its place
         self.evaluated: list[tuple[int, Array]] = []  # (row, parts), complete and not yet fetched
         self._sent = [0] * self.clients  # tasks each client was given
         self._next_number = 0
@@ -116,6 +121,11 @@ class Link(ABC):
     @abstractmethod
     def now(self) -> float:
         """Seconds since the run began."""
+
+    @property
+    def outstanding(self) -> int:
+        """How many tasks of the method's have not been answered."""
+        return self._open
 
     def send(self, clients: Iterable[int], kind: str, *arrays: Array, stamp: int = 0) -> None:
         """Hand a task to each of these clients; `arrays` must not be changed in place afterwards."""
@@ -138,8 +148,10 @@ class Link(ABC):
         if not self._open:
             raise Stalled("an answer is awaited and no task is outstanding")
         updates: list[Update] = []
+        begin = time.perf_counter()
         while not updates:
             updates = [update for update in self._arrivals() if self._log(update)]
+        self.waited += time.perf_counter() - begin
         return sorted(updates, key=_number) if len(updates) > 1 else updates
 
     def collect(self) -> list[Update]:
@@ -162,6 +174,7 @@ class Link(ABC):
         self.events.clear()
         self._sent = [0] * self.clients
         self.tasks_done[:] = 0
+        self.waited = 0.0
 
     def evaluate(self, row: int, x: Array, y: Array) -> None:
         """Ask every client for its part of an evaluation; never waits. See `evaluated`."""
@@ -206,11 +219,14 @@ class Link(ABC):
         self._open -= 1
         self.tasks_done[task.client] += 1
         route, arrived = self._routes[task.kind][task.client], self.round
+        down, up = route.down, route.up
+        if not down:
+            down = _bytes(self._local_arrays(task, route), route.task)
+            up = _bytes(update.arrays, route.answer)
         self.events.append(
             (
                 task.client, route.code, task.number, task.round, arrived, arrived - task.round, task.local_steps,
-                route.moved, task.time_sent, update.time, update.compute, task.stamp,
-                *update.calls,
+                down + up, task.time_sent, update.time, update.compute, task.stamp, *update.costs, up, update.seconds,
             )
         )  # fmt: skip
         return True
@@ -235,14 +251,19 @@ class Link(ABC):
         task, answer = shapes.layout(takes, client), shapes.layout(gives, client)
         block = shapes.blocks[client] if shapes.held(client) < shapes.dim_x else None
         x_words = tuple(i for i, word in enumerate(takes) if word == "x")
-        moved = 8 * (2 * HEADER_WORDS + task.numbers + answer.numbers)
-        return Route(self.kinds.index(kind), block, x_words, answer, moved)
+        sizes = (0, 0) if task.parts or answer.parts else tuple(8 * (HEADER_WORDS + s.numbers) for s in (task, answer))
+        return Route(self.kinds.index(kind), block, x_words, task, answer, *sizes)
 
     def _local_arrays(self, task: Task, route: Route) -> Sequence[Array]:
         """The arrays of a task as its client sees them: of x only the block that it owns."""
         if route.block is None or not route.x_words:
             return task.arrays
         return [array[route.block] if i in route.x_words else array for i, array in enumerate(task.arrays)]
+
+
+def _bytes(arrays: Sequence[Array], layout: Layout) -> int:
+    """Of a message with these arrays, header included."""
+    return 8 * (HEADER_WORDS + sum(array.size for array in framed(arrays, layout)))
 
 
 def _number(update: Update) -> int:

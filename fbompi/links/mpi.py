@@ -33,6 +33,7 @@ from fbompi.messages import (
     TaskFunction,
     Update,
     empty_buffer,
+    framed,
     split,
     unpack,
 )
@@ -259,8 +260,8 @@ class MpiLink(Link):
         client = task.client
         route = self._routes[task.kind][client]
         self._sends[task.number] = self._sender.send(
-            self._hosts[client], route.code, client, task.number, self._local_arrays(task, route), task.local_steps,
-            self._inject * (task.delay + task.compute),
+            self._hosts[client], route.code, client, task.number, framed(self._local_arrays(task, route), route.task),
+            task.local_steps, self._inject * (task.delay + task.compute),
         )  # fmt: skip
 
     def _arrivals(self) -> list[Update]:
@@ -275,7 +276,7 @@ class MpiLink(Link):
             task = self._tasks[header.number]
             self._sender.complete(self._sends.pop(header.number))  # the task has arrived: here is its answer
             arrays = split(payload, self._routes[task.kind][task.client].answer)
-            updates.append(Update(task, arrays, header.calls, header.compute, now))
+            updates.append(Update(task, arrays, header.costs, header.compute, now, header.compute))
             self._buffers[index] = empty_buffer(self._size)  # the old one belongs to the update now
             self._requests[index] = self._receive(index)
         return updates
@@ -381,12 +382,11 @@ class Host:
         (kind, _, number, _, steps, delay, _, _), payload = queue.popleft()
         if queue:
             self._turn.append(client)
-        begin = time.perf_counter()
         worker, function = self._workers[client], self._functions[kind]
-        layout = self._shapes.layout(function.takes, client)
-        answer = worker.answer(function, number, steps, split(payload, layout))
+        takes, gives = (self._shapes.layout(words, client) for words in (function.takes, function.gives))
+        answer = framed(worker.answer(function, number, steps, split(payload, takes)), gives)
         now = time.perf_counter()
-        reply = 0, kind, client, number, answer, steps, 0.0, now - begin, worker.calls
+        reply = 0, kind, client, number, answer, steps, 0.0, worker.seconds, worker.costs
         if delay > 0:
             self._held.append((now + delay, reply))
         else:
