@@ -132,6 +132,11 @@ class Client:
         self._count(GRADIENTS, order, self.oracles.lower_size, x, x[:0])
         return self._checked(self.oracles.problem.sweep(self.oracles.shard, x, gamma, shift, order), x, "sweep")
 
+    def fresh_sweep(self, x: Array, gamma: float, weight: float) -> Array:
+        """Where a sweep over all components ends that takes the outer subgradient, times `weight`, anew at every step."""
+        self._count(GRADIENTS, None, self.oracles.lower_size, x, x[:0])
+        return self._checked(self.oracles.problem.fresh_sweep(self.oracles.shard, x, gamma, weight), x, "sweep")
+
     def value(self, x: Array) -> float:
         """The sum of the components of a nonsmooth problem."""
         self._count(GRADIENTS, None, self.oracles.lower_size, x, x[:0])

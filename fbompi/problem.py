@@ -88,9 +88,9 @@ class Problem(Protocol):
 
 
 class Nonsmooth(Protocol):
-    """min outer(x) over the minimisers, in a convex set, of the sum of all clients' components (FISM).
+    """min outer(x) over the minimisers, in a convex set, of the sum of all clients' components (FISM, IR-IG).
 
-    `metrics(shard, x)`, `metric_meanings` and `dealing` are as in `Problem`.
+    `metrics(shard, x)`, `metric_meanings` and `dealing` are as in `Problem`. All but `fresh` is required.
     """
 
     dim_x: int
@@ -117,6 +117,22 @@ class Nonsmooth(Protocol):
 
     def project(self, x: Array) -> Array: ...
 
+    def fresh(self, weight: float) -> Any:
+        """The `fbompi.kernels.sweeps.Fresh` of the outer objective, for sweeps that take its subgradient at every step.
+
+        Where it is missing, IR-IG sweeps one component at a time, with `outer_subgradient` before each.
+        """
+
+
+class Outer:
+    """The outer objective at the server: called, a subgradient of it."""
+
+    def __init__(self, problem: Any) -> None:
+        self.value, self._subgradient = problem.outer, problem.outer_subgradient
+
+    def __call__(self, x: Array) -> Array:
+        return self._subgradient(x)
+
 
 class Selection:
     """A nonsmooth problem as runs and their records see every problem: without a lower variable.
@@ -129,6 +145,7 @@ class Selection:
     def __init__(self, problem: Any) -> None:
         self.problem = problem
         self.project_x = problem.project
+        self.outer_subgradient = Outer(problem)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.problem, name)
@@ -144,6 +161,14 @@ class Selection:
 
     def lower(self, shard: Any, x: Array, y: Array, batch: Array | None) -> float:
         return self.problem.value(shard, x)
+
+    def fresh_sweep(self, shard: Any, x: Array, gamma: float, weight: float) -> Array:
+        """A sweep over all components that takes the outer subgradient, times `weight`, anew at every step."""
+        if hasattr(self.problem, "fresh"):
+            return self.problem.sweep(shard, x, gamma, self.problem.fresh(weight), None)
+        for j in range(self.size(shard)):
+            x = self.problem.sweep(shard, x, gamma, weight * self.problem.outer_subgradient(x), np.array([j]))
+        return x
 
     def smoothness(self, shard: Any) -> float:
         return np.nan  # nobody asks for ℓ where there is none

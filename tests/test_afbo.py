@@ -33,9 +33,14 @@ def hypergradient_error(hypergradient: str, terms: int = 60, **problem) -> float
     return float(np.linalg.norm(estimate(s, d.link)[0] - exact) / np.linalg.norm(exact))
 
 
-@pytest.mark.parametrize("mode", ["warm", "cold", "dense"])
+@pytest.mark.parametrize("mode", ["warm", "cold", "cg", "dense"])
 def test_the_hypergradient_is_right(mode: str) -> None:
     assert hypergradient_error(mode) <= 1e-3
+
+
+def test_conjugate_gradients_need_far_fewer_products_where_the_condition_is_bad() -> None:
+    errors = {mode: hypergradient_error(mode, terms=15, condition=1000, heterogeneity=0.1) for mode in ("cold", "cg")}
+    assert errors["cg"] < 0.02 < 0.5 < errors["cold"], errors
 
 
 @pytest.mark.parametrize("condition", [2, 10, 20, 50])
@@ -172,17 +177,40 @@ def test_every_client_is_in_every_average() -> None:
         assert recent.stamps.min() >= 0
 
 
+def bias(steps: int | list[int], **algorithm) -> float:
+    """The relative error of x after 150 rounds without delay, with these local steps."""
+    d = driver(clients={"local_steps": steps}, algorithm={"quorum": 0, "step_x": STEP, **algorithm})
+    play(d, 150)
+    return d.parts.problem.exact(d.state.x, d.state.y, M)["x_error"]
+
+
 @pytest.mark.slow
-def test_aligned_updates_of_unequal_length_have_a_small_bias_and_one_step_has_none() -> None:
-    """Heterogeneous local steps leave an error of the order of (local step × E); one local step leaves none."""
+def test_unequal_local_steps_leave_a_bias_of_the_order_of_their_length_and_the_correction_none() -> None:
+    """Aligned averages leave an error of the order of (local step × E); one local step, or the correction, leaves none."""
+    coarse, fine, finer = (bias([1, 5], local_step=step) for step in (0.1, 0.05, 0.025))
+    print(f"E in [1, 5]: {coarse:.4f}, {fine:.4f}, {finer:.4f} for local steps 0.1, 0.05, 0.025")
+    whole = bias(3)
+    print(f"E = 3, local step 1/ℓ: {whole:.4f}; corrected {bias(3, drift='corrected'):.2g}")
+    assert 0.03 < whole < 0.15 and bias(3, drift="corrected") < 1e-3
+    assert 1.6 < coarse / fine < 2.6 and 1.6 < fine / finer < 2.6, "halving the step halves the bias"
+    assert bias(1) < 1e-4
+    for step in (0.1, 0.05):
+        left = bias([1, 5], local_step=step, drift="corrected")
+        print(f"E in [1, 5], local step {step}, corrected: {left:.2g}")
+        assert left < 1e-4
+
+
+@pytest.mark.slow
+def test_under_delays_the_correction_leaves_what_one_local_step_leaves() -> None:
+    settings = {"quorum": 3, "inner_rounds": 20, "terms": 20, "step_x": STEP, "local_step": 0.5}
     errors = {}
-    for steps, local_step in ((1, "auto"), ([1, 5], 0.2), ([1, 5], 0.05)):
-        d = driver(clients={"local_steps": steps}, algorithm={"quorum": 0, "step_x": STEP, "local_step": local_step})
-        play(d, 150)
-        errors[str(steps), local_step] = d.parts.problem.exact(d.state.x, d.state.y, M)["x_error"]
-    exact, coarse, fine = errors.values()
-    assert exact < 1e-4
-    assert coarse < 0.5 and fine < coarse / 2
+    for drift, steps in (("plain", 1), ("plain", [1, 5]), ("corrected", [1, 5])):
+        tables = {"delays": STRAGGLERS, "clients": {"local_steps": steps}, "algorithm": {**settings, "drift": drift}}
+        d = play(driver(**tables), 250)
+        errors[drift, str(steps)] = d.parts.problem.exact(d.state.x, d.state.y, M)["x_error"]
+    print(f"relative error of x under stragglers: {errors}")
+    one, plain, corrected = errors.values()
+    assert corrected < 1.3 * one < plain
 
 
 CONVERGE = options(

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from fbompi.algorithms.inverse import conjugate_gradients
 from fbompi.algorithms.method import Method, UpperState
 from fbompi.algorithms.recent import EVER, Recent, gather
 from fbompi.algorithms.setting import Setting, SmoothnessKey
@@ -99,7 +100,8 @@ class AfboParameters(UpperStep):
     outer_bound: Annotated[int, "τ, oldest vector allowed in outer rounds; −1: none", AtLeast(-1)] = -1
     adaptive: Annotated[bool, "shorten steps by 1/(1 + mean age)"] = True
     hypergradient: Annotated[
-        Literal["warm", "cold", "dense", "printed"], "v from the last round, from 0; the matrices; the misprint"
+        Literal["warm", "cold", "cg", "dense", "printed"],
+        "v from the last round, or from 0; conjugate gradients, waiting for all; the matrices; the misprint",
     ] = "warm"
     smoothness: SmoothnessKey = "auto"
 
@@ -182,12 +184,26 @@ class Afbo(Method):
         """The hypergradient by vectors: N asynchronous rounds on v, then one of the cross products; and its age."""
         if self.p.hypergradient == "cold":
             s.v = np.zeros_like(s.v)
-        for _ in range(self.p.terms):
-            (Hv, b), age_v = self._gather(s, link, "product", (s.x, s.y, s.v), s.v_steps, self.inner_bound)
-            s.v = s.v - self._shrink(age_v) / self.ell * (Hv - b)
-            s.v_steps += 1
+        if self.p.hypergradient == "cg":
+            age_v = self._conjugate_gradients(s, link)
+        else:
+            for _ in range(self.p.terms):
+                (Hv, b), age_v = self._products(s, link, s.v, self.inner_bound)
+                s.v = s.v - self._shrink(age_v) / self.ell * (Hv - b)
         (H,), age = self._gather(s, link, "cross", (s.x, s.y, s.v), s.round, self.outer_bound)
         return H, age + age_v / self.p.terms
+
+    def _products(self, s: AfboState, link: Link, v: Array, bound: float) -> tuple[list, float]:
+        """Hv and ∇_y f, averaged over all clients' most recent answers, and their age."""
+        answers = self._gather(s, link, "product", (s.x, s.y, v), s.v_steps, bound)
+        s.v_steps += 1
+        return answers
+
+    def _conjugate_gradients(self, s: AfboState, link: Link) -> float:
+        """v by N products from the last round's on. They must be of one Hessian: every client answers every one."""
+        (Hv, b), _ = self._products(s, link, s.v, bound=0)
+        s.v = s.v + conjugate_gradients(lambda d: self._products(s, link, d, bound=0)[0][0], b - Hv, self.p.terms)
+        return 0.0
 
     def _dense(self, s: AfboState, link: Link) -> tuple[Array, float]:
         """The hypergradient from averaged matrices: the Neumann sum, or Algorithm 2 as printed; and its age."""

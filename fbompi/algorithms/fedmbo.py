@@ -16,7 +16,7 @@ import numpy as np
 
 from fbompi.algorithms.method import Method, UpperState
 from fbompi.algorithms.setting import SmoothnessKey
-from fbompi.algorithms.steps import DistanceOverGradients, StepYKey, UpperStep, schedule
+from fbompi.algorithms.steps import DistanceOverGradients, StepYKey, UpperStep
 from fbompi.client import Client
 from fbompi.config import AtLeast
 from fbompi.links.link import Link
@@ -74,7 +74,7 @@ class FedMbo(Method):
         """One outer round of Algorithm 1."""
         beta = self.step_y(self.p.step_y)
         if self.p.schedule == "theory":  # Theorem 1
-            beta = schedule("theory", beta, s.round, self.setting.rounds, self.setting.participation.count, 0.0)
+            beta *= self.theory_factor()
         for _ in range(self.p.inner_rounds):
             G = self.mean(self.ask(link, "lower", s.x, s.y))
             s.y = self.setting.project_y(s.y - beta * G)

@@ -3,72 +3,149 @@
     min H(x)  over the minimisers in X of  F(x) = Σ_i Σ_j f_j^i(x)
 
 The server picks one subgradient 𝓗_k of H and sends it with x_k; every client sweeps its own functions once, a projected
-subgradient step each, and the server averages where they end. λ_k → 0 selects the minimiser of H among those of F
-where γ_k = γ_1/k^a, λ_k = λ_1/k^b with a > 1/2, a > b > 0, a + b < 1 and γ_1 λ_1 μ_H ≤ 2M (Assumption 6).
+subgradient step each, and the server averages where they end. The schedules of γ_k and λ_k, the average iterate of
+Theorem 11 and the stopping rule of section III-B are in `regularized`.
+
+Past the paper, which names both as future work:
+
+- ``mode = "asynchronous"``: the server does not wait for all.
+- ``sample`` and ``order``: a client sweeps a part of its functions, drawn anew for every task, in random order.
 """
 
 from __future__ import annotations
 
-import warnings
+import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from fbompi.algorithms.method import Method, State
+from fbompi.algorithms.recent import EVER, Recent, gather
+from fbompi.algorithms.regularized import Regularized, RegularizedParameters, RegularizedState
 from fbompi.algorithms.setting import Setting
 from fbompi.client import Client
-from fbompi.config import Above, AtLeast
+from fbompi.config import Above, AtLeast, AtMost
+from fbompi.errors import UserError
 from fbompi.links.link import Link
-from fbompi.messages import Array, task
+from fbompi.messages import Array, Shapes, TaskFunction, task
+
+AS_STORED = 0.0  # in the place of the part that a client sweeps: all of it, in the order of its shard
+VARIANT = "direction"
+CLOCK = True
 
 
-@task(takes="x x 1", gives="x")
-def sweep(client: Client, x: Array, shift: Array, gamma: Array) -> Array:
-    """Lines 6–11: x ← P_X[x − γ_k g_j − (γ_k λ_k/M) 𝓗_k], once for every function of the client."""
-    return client.sweep(x, float(gamma[0]), shift)
+def drawn(client: Client, part: float) -> Array | None:
+    """Which functions to sweep, in which order; the part of them holds in the mean, whatever the rounding."""
+    if part == AS_STORED:
+        return None
+    count = client.oracles.lower_size
+    return client.rng.choice(count, int(part * count + client.rng.random()), replace=False)
 
 
-@dataclass
-class FismParameters:
+@task(takes="x x 1 1", gives="x")
+def sweep(client: Client, x: Array, shift: Array, gamma: Array, part: Array) -> Array:
+    """Lines 6–11: x ← P_X[x − γ_k g_j − (γ_k λ_k/M) 𝓗_k], once for every function of the client, or for a part."""
+    return client.sweep(x, float(gamma[0]), shift, drawn(client, float(part[0])))
+
+
+@task(takes="x x 1 1", gives="x 1")
+def valued(client: Client, x: Array, shift: Array, gamma: Array, part: Array) -> tuple[Array, Array]:
+    """The same, and F_i where the sweep began."""
+    return sweep(client, x, shift, gamma, part), np.array([client.value(x)])
+
+
+@task(takes="x x 1 1", gives="x")
+def direction(client: Client, x: Array, shift: Array, gamma: Array, part: Array) -> Array:
+    """What a sweep came to, per unit of its step: about the sum of the subgradients."""
+    if VARIANT == "result":
+        return sweep(client, x, shift, gamma, part)
+    if VARIANT == "displacement":
+        return x - sweep(client, x, shift, gamma, part)
+    return (x - sweep(client, x, shift, gamma, part)) / gamma
+
+
+@task(takes="x x 1 1", gives="x 1")
+def valued_direction(client: Client, x: Array, shift: Array, gamma: Array, part: Array) -> tuple[Array, Array]:
+    """The same, and F_i where the sweep began."""
+    return direction(client, x, shift, gamma, part), np.array([client.value(x)])
+
+
+@dataclass(kw_only=True)
+class FismParameters(RegularizedParameters):
     """Parameters of FISM."""
 
-    step: Annotated[float, "γ_1", Above(0)] = 1.0
-    step_power: Annotated[float, "a, of γ_k = γ_1/k^a", AtLeast(0)] = 0.8
-    weight: Annotated[float, "λ_1, of the outer objective", Above(0)] = 1.0
-    weight_power: Annotated[float, "b, of λ_k = λ_1/k^b", AtLeast(0)] = 0.1
+    mode: Annotated[Literal["synchronous", "asynchronous"], "wait for all clients, or for a quorum"] = "synchronous"
+    quorum: Annotated[
+        int | Literal["auto"], "asynchronous: answers that end a round; 0: from all clients; auto: 3, or all", AtLeast(0)
+    ] = "auto"
+    adaptive: Annotated[bool, "asynchronous: shorten steps by 1/(1 + mean age)"] = True
+    sample: Annotated[float, "part of its functions that a client sweeps per task", Above(0), AtMost(1)] = 1.0
+    order: Annotated[Literal["stored", "random"], "of a sweep over all of them; of a sample: always random"] = "stored"
 
 
-class Fism(Method):
+@dataclass(kw_only=True)
+class FismState(RegularizedState):
+    """What the server knows between two rounds."""
+
+    recent: dict[str, Recent]
+    idle: set[int]
+
+
+class Fism(Regularized):
     """Projected subgradient sweeps at the clients, averages at the server."""
 
     name = "fism"
     paper = "Boontawee, Prangprakhon, Nimana: Federated Incremental Subgradient Method for Convex Bilevel Optimization"
     facts = {"order": "first (subgradients)", "communication": "synchronous", "rate": "O(1/K^(0.5−ε)) of F, convex"}
-    family = "nonsmooth"  # of problems
     Parameters = FismParameters
-    client_keys = ()  # of [clients], beside count
-    tasks = {"sweep": sweep}
+    tasks = {"sweep": sweep, "valued": valued, "direction": direction, "valued direction": valued_direction}
 
     def __init__(self, parameters: FismParameters, setting: Setting) -> None:
         super().__init__(parameters, setting)
-        p = parameters
-        a, b = p.step_power, p.weight_power
-        if not (a > 0.5 and a > b > 0 and a + b < 1):
-            warnings.warn(f"a = {a}, b = {b}: FISM converges for a > 1/2, a > b > 0, a + b < 1", stacklevel=2)
-        curvature, M = setting.outer_convexity, setting.components
-        if p.step * p.weight * curvature > 2 * M:
-            warnings.warn(f"γ_1 λ_1 μ_H = {p.step * p.weight * curvature:g} exceeds 2M = {2 * M}", stacklevel=2)
+        p, S = parameters, setting.clients
+        self.quorum = min(3, S) if p.quorum == "auto" else p.quorum or S
+        self.part = np.array([AS_STORED if p.sample == 1 and p.order == "stored" else p.sample])
 
-    def start(self, x: Array, y: Array) -> State:
-        return State(x=self.setting.project_x(x), y=y)
+    @classmethod
+    def used_tasks(cls, parameters: FismParameters, shapes: Shapes) -> dict[str, TaskFunction]:
+        p, S = parameters, len(shapes.blocks)
+        if p.quorum != "auto" and p.quorum > S:
+            raise UserError(f"algorithm.quorum = {p.quorum}: there are only {S} clients")
+        return super().used_tasks(p, shapes)
 
-    def round(self, s: State, link: Link) -> None:
-        """One iteration of Algorithm 1."""
-        k = s.round + 1
-        gamma, weight = self.p.step / k**self.p.step_power, self.p.weight / k**self.p.weight_power
-        shift = gamma * weight / self.setting.components * self.setting.outer_subgradient(s.x)
-        x = self.mean(self.ask(link, "sweep", s.x, shift, np.array([gamma])))
-        s.gradient_norm = float(np.linalg.norm(s.x - x)) / gamma
-        s.x = x
-        s.round = k
+    @classmethod
+    def sweep_kind(cls, parameters: FismParameters) -> str:
+        if parameters.mode == "synchronous":
+            return "valued" if parameters.stop else "sweep"
+        return "valued direction" if parameters.stop else "direction"
+
+    def in_a_row(self) -> float:
+        return self.p.sample * self.setting.components / self.setting.clients
+
+    def start(self, x: Array, y: Array) -> FismState:
+        S, shapes = self.setting.clients, self.setting.shapes
+        gives = self.used_tasks(self.p, shapes)["sweep"].gives
+        recent = {"sweep": Recent(gives, shapes)} if self.p.mode == "asynchronous" else {}
+        return FismState(y=y, recent=recent, idle=set(range(S)), **self.first(x))
+
+    def advance(self, s: FismState, link: Link, gamma: float, weight: float) -> tuple[Array, float, float]:
+        """One iteration of Algorithm 1: lines 3–13."""
+        shift = gamma * weight / self.setting.components * self.outer(s.x)
+        point = s.x, shift, np.array([gamma]), self.part
+        if self.p.mode == "asynchronous":
+            return self.advance_with_quorum(s, link, gamma, point)
+        updates = self.ask(link, "sweep", *point)
+        return self.mean(updates), self.total_value(updates, 1) if self.p.stop else math.nan, 1.0
+
+    def advance_with_quorum(self, s: FismState, link: Link, gamma: float, point: Any) -> tuple[Array, float, float]:
+        """The same with the most recent directions of all clients; F from the most recent of its parts."""
+        invited = self.setting.participation.invited(link.round)
+        means, ages = gather(link, s.recent, s.idle, "sweep", point, s.round, self.quorum, EVER, invited)
+        shrink = 1 / (1 + float(ages.mean())) if self.p.adaptive else 1.0
+        if VARIANT == "result":
+            x = means[0]
+        elif VARIANT == "displacement":
+            x = self.setting.project_x(s.x - shrink * means[0])
+        else:
+            x = self.setting.project_x(s.x - shrink * gamma * means[0])
+        return x, self.setting.clients * float(means[1][0]) if self.p.stop else math.nan, (shrink if CLOCK else 1.0)

@@ -34,6 +34,7 @@ class UpperState(State):
     """Of methods that step on x along a hypergradient."""
 
     rule: DistanceOverGradients
+    step: float = 0.0  # on x, the last one taken
 
 
 class Method(ABC):
@@ -96,6 +97,10 @@ class Method(ABC):
             total[shapes.blocks[update.client]] += update.arrays[place]
         return total / len(updates)
 
+    def theory_factor(self) -> float:
+        """What ``schedule = "theory"`` multiplies steps with: √(n/T), as for n clients in an average and T rounds."""
+        return min(1.0, math.sqrt(self.setting.participation.count / self.setting.rounds))
+
     def step_y(self, given: float | str) -> float:
         """A step on y: as given, or 1/ℓ."""
         return 1 / self.ell if given == "auto" else float(given)
@@ -105,6 +110,6 @@ class Method(ABC):
         p: UpperStep = self.p
         s.gradient_norm = float(np.linalg.norm(h))
         eta = s.rule.step(s.x, h) if p.step_x == "auto" else p.step_x
-        eta = schedule(p.schedule, eta, s.round, self.setting.rounds, self.setting.participation.count, p.decay)
-        s.x = self.setting.project_x(s.x - shrink * eta * h)
+        s.step = shrink * schedule(p.schedule, eta, s.round, p.decay, self.theory_factor())
+        s.x = self.setting.project_x(s.x - s.step * h)
         s.round += 1

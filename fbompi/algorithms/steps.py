@@ -46,15 +46,14 @@ class DistanceOverGradients:
         return self.distance / np.sqrt(self.squares) if self.squares > 0 else 0.0
 
 
-def schedule(name: str, base: float, t: int, rounds: int, speedup: int, decay: float) -> float:
+def schedule(name: str, base: float, t: int, decay: float, theory: float) -> float:
     """The step of round t.
 
-    ``constant``: base. ``theory``: base·min(1, √(n/T)), Theorem 1 of FedMBO and Corollary 4.1 of AFBO with n clients
-    in the average and the papers' unknown constants in `base`. ``decay``: base/(1 + t/decay), for noise that
-    must vanish.
+    ``constant``: base. ``theory``: base times the factor of a method's theorem (`Method.theory_factor`), whose unknown
+    constants are in `base`. ``decay``: base/(1 + t/decay), for noise that must vanish.
     """
     if name == "theory":
-        return base * min(1.0, float(np.sqrt(speedup / rounds)))
+        return base * theory
     if name == "decay":
         return base / (1.0 + t / decay)
     return base

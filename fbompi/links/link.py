@@ -102,6 +102,7 @@ class Link(ABC):
         low, high = local_steps if isinstance(local_steps, list) else (local_steps, local_steps)
         self._local_steps = Table(seed, "local steps", lambda rng, n: rng.integers(low, high + 1, n))
         self._fixed_steps = low if low == high else None
+        self.mean_local_steps = (low + high) / 2  # of tasks that take any
         self.round = 0  # rounds of communication: how often the server had what it waited for
         self.events: list[tuple] = []
         self.tasks_done = np.zeros(self.clients, np.int64)

@@ -9,7 +9,7 @@ of its own: the outer objective and a subgradient of it, and sweeps of projected
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -68,8 +68,11 @@ class Location:
     def value(self, shard: Shard, x: Array) -> float:
         return sweeps.location_value(shard.centres, shard.radii, x)
 
-    def sweep(self, shard: Shard, x: Array, gamma: float, shift: Array, order: Array | None) -> Array:
+    def sweep(self, shard: Shard, x: Array, gamma: float, shift: Any, order: Array | None) -> Array:
         return sweeps.location_sweep(shard.centres, shard.radii, x, gamma, shift, order, BOX)
+
+    def fresh(self, weight: float) -> sweeps.Fresh:
+        return sweeps.Fresh(weight, l2=1.0, anchor=self.anchor)
 
     def project(self, x: Array) -> Array:
         return np.clip(x, *BOX)

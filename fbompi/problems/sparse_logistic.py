@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -123,8 +123,11 @@ class SparseLogistic:
     def value(self, shard: Shard, x: Array) -> float:
         return sweeps.logistic_value(shard.rows, shard.signs, x, self.scale)
 
-    def sweep(self, shard: Shard, x: Array, gamma: float, shift: Array, order: Array | None) -> Array:
+    def sweep(self, shard: Shard, x: Array, gamma: float, shift: Any, order: Array | None) -> Array:
         return sweeps.logistic_sweep(shard.rows, shard.signs, x, gamma, shift, order, BOX, self.scale)
+
+    def fresh(self, weight: float) -> sweeps.Fresh:
+        return sweeps.Fresh(weight, l1=1.0, l2=1.0)
 
     def project(self, x: Array) -> Array:
         return np.clip(x, *BOX)
