@@ -51,7 +51,7 @@ COLUMNS = {
     "grad_norm": ("norm of the hypergradient estimate with which the method took its last step", ""),
     "age": ("mean age of the answers since the last row", "rounds of communication"),
 }
-# Costs, the same for all methods and counted from the beginning of the run; docs/costs.md explains each.
+# Costs, the same for all methods and counted from the beginning of the run; docs/methods.md explains each.
 COUNTERS = {
     "communication": ("how often the server had what it waited for: rounds of communication", "rounds"),
     "bytes_down": ("from the server to clients, headers included", "bytes"),

@@ -111,5 +111,5 @@ def test_a_clients_memory_does_not_grow_with_its_local_steps_and_that_of_simfbo_
     memory = {name: {tau: peak(name, tau) for tau in (1, 4, 16, 64)} for name in ("memfbo", "simfbo")}
     print(f"bytes at most in a task: {memory}")
     flat, growing = memory["memfbo"], memory["simfbo"]
-    assert max(flat.values()) < 1.15 * min(flat.values())
+    assert max(flat.values()) < 1.25 * flat[1] and flat[64] < 1.01 * flat[4]
     assert growing[64] > 5 * growing[1] and growing[16] > 2 * growing[1]

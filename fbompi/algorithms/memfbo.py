@@ -97,9 +97,10 @@ class MemFbo(Method):
         ]
         numbers = (np.array([number]) for number in (weight, *locals_))
         updates = self.ask(link, "local", s.x, s.y, s.z, *numbers)
-        s.z = self.setting.project_y(s.z - gamma_z * self.mean(updates, 0))
-        s.y = self.setting.project_y(s.y - gamma_y * self.mean(updates, 1))
-        self.descend(s, self.mean_x(updates, 2))
+        h_z, h_y, h_x = self.mean(updates, 0), self.mean(updates, 1), self.mean_x(updates, 2)
+        s.z = self.setting.project_y(s.z - gamma_z * h_z)
+        s.y = self.setting.project_y(s.y - gamma_y * h_y)
+        self.descend(s, h_x, lacking=(h_z, h_y))
 
     def multiplier(self, t: int) -> float:
         """λ of round t."""

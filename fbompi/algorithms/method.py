@@ -105,11 +105,15 @@ class Method(ABC):
         """A step on y: as given, or 1/ℓ."""
         return 1 / self.ell if given == "auto" else float(given)
 
-    def descend(self, s: UpperState, h: Array, shrink: float = 1.0) -> None:
-        """x ← P[x − η h], η by the rule of `UpperStep`; the outer round is over."""
+    def descend(self, s: UpperState, h: Array, shrink: float = 1.0, lacking: Sequence[Array] = ()) -> None:
+        """x ← P[x − η h], η by the rule of `UpperStep`; the outer round is over.
+
+        Methods that step on y and v no more often than on x give their residuals as `lacking`: the rule heeds them.
+        """
         p: UpperStep = self.p
         s.gradient_norm = float(np.linalg.norm(h))
-        eta = s.rule.step(s.x, h) if p.step_x == "auto" else p.step_x
+        residual = math.sqrt(sum(float(r @ r) for r in lacking)) if lacking else None
+        eta = s.rule.step(s.x, h, residual) if p.step_x == "auto" else p.step_x
         s.step = shrink * schedule(p.schedule, eta, s.round, p.decay, self.theory_factor())
         s.x = self.setting.project_x(s.x - s.step * h)
         s.round += 1

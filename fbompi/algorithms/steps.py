@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -29,21 +30,46 @@ class DistanceOverGradients:
     """η_t = max_{s≤t}‖x_s − x_0‖ / √(Σ_{s≤t}‖h_s‖²): the DoG rule of Ivgi, Hinder and Carmon (2023).
 
     It asks for no constant of the problem. The first step moves x by 1 % of (1 + its root mean square) per coordinate.
+
+    Where y and v take one step for each of x's, h lags behind x, and no rule that looks at x and h alone is safe: DoG
+    then diverges on quadratics of condition 20. Such methods tell the norm of what y and v lack (their `residual`): η
+    may then grow by no more than a tenth per round, and when the residual exceeds 1.2 times its largest of the first
+    three rounds, x has run ahead, and η is held at a quarter of what it was from then on. Another alarm needs twice
+    that residual, or a residual that has come back. Measured with conditions 3 to 1000: the error of x never exceeds
+    twice its first value, and ends below a tenth of it within 600 rounds.
     """
 
     origin: Array
     distance: float
     squares: float = 0.0
+    rounds: int = 0  # with a residual
+    last: float = 0.0  # step
+    most: float = math.inf  # that a step may be
+    usual: float = 0.0  # the largest residual of the first rounds
+    alarm: float = math.inf  # the residual that cuts the step
 
     @classmethod
     def at(cls, x: Array) -> DistanceOverGradients:
         return cls(x, 0.01 * float(np.sqrt(x.size) + np.linalg.norm(x)))
 
-    def step(self, x: Array, h: Array) -> float:
+    def step(self, x: Array, h: Array, residual: float | None = None) -> float:
         """The step to take from x along −h."""
         self.distance = max(self.distance, float(np.linalg.norm(x - self.origin)))
         self.squares += float(h @ h)
-        return self.distance / np.sqrt(self.squares) if self.squares > 0 else 0.0
+        step = self.distance / np.sqrt(self.squares) if self.squares > 0 else 0.0
+        return step if residual is None else self._held_back(step, residual)
+
+    def _held_back(self, step: float, residual: float) -> float:
+        self.rounds += 1
+        if self.rounds <= 3:
+            self.usual = max(self.usual, residual)
+        elif residual > self.alarm:
+            self.most = min(self.most, self.last) / 4
+            self.alarm = 2 * residual
+        if residual <= self.usual:
+            self.alarm = 1.2 * self.usual
+        self.last = min(step, self.most, 1.1 * self.last or step)
+        return self.last
 
 
 def schedule(name: str, base: float, t: int, decay: float, theory: float) -> float:

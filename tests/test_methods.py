@@ -1,0 +1,115 @@
+"""What holds for every method: it runs on both links, and a synchronous one has the same bits on both."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, needs_mpi, options, trajectory
+
+from fbompi import registry
+
+PAGE = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+PAPERS = ("afbo", "fedmbo", "memfbo", "fism", "irig", "rabo", "rafbo")
+BASELINES = (
+    "fednest", "lfednest", "simfbo", "shrofbo", "aggitd", "adbo", "sdbo", "afl", "fedavg", "fedprox",
+)  # fmt: skip
+
+
+def problem_for(name: str) -> list[str]:
+    return options(run_problem="location" if registry.algorithm(name).family == "nonsmooth" else "quadratic")
+
+
+def test_every_method_of_the_papers_and_every_baseline_is_there() -> None:
+    assert set(registry.algorithms()) == {*PAPERS, *BASELINES}
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in ("memfbo", "rabo") else [pytest.mark.slow]) for n in (*PAPERS, *BASELINES)],
+)
+def test_every_method_runs_on_both_links_and_synchronous_ones_with_the_same_bits(run_file, name: str) -> None:
+    method = registry.algorithm(name)
+    keys = options(run_algorithm=name, run_rounds=6, record_every=2, clients_count=5, clients_participation=0.6)
+    keys += problem_for(name)
+    if "batch" in method.client_keys:
+        keys += options(clients_batch=4, problem_noise=0.3)
+    if "local_steps" in method.client_keys:
+        keys += options(clients_local_steps="[1,3]")
+    if "capacity" in method.client_keys:
+        keys += options(clients_capacity="[1.0,0.5,0.25]")
+    one, three = run_file(*keys, name="one.h5"), run_file("-n", 3, *keys, name="three.h5")
+    columns = ("x", "upper", "lower", *(() if method.family == "nonsmooth" else ("y",)))
+    for column in columns:
+        alone, ranks = trajectory(one, column), trajectory(three, column)
+        assert np.isfinite(alone).all() and np.isfinite(ranks).all(), column
+        if method.facts["communication"] == "synchronous":
+            np.testing.assert_array_equal(alone, ranks, err_msg=column)
+
+
+@pytest.mark.parametrize("name", [*PAPERS, *BASELINES])
+def test_costs_are_counted_in_the_same_columns_and_never_fall(run_file, name: str) -> None:
+    path = run_file(*options(run_algorithm=name, run_rounds=4, record_every=1, clients_count=4), *problem_for(name))
+    counted = ("communication", "bytes_down", "bytes_up", "gradients", "work", "client_seconds", "server_seconds")
+    for column in counted:
+        values = trajectory(path, column)
+        assert values[0] == 0 and values[-1] > 0 and (np.diff(values) >= 0).all(), (column, values)
+    import h5py
+
+    with h5py.File(path) as file:
+        events = file["events"][:]
+        assert events["bytes_up"].sum() == trajectory(path, "bytes_up")[-1]
+        assert events["bytes"].sum() == trajectory(path, "bytes_up")[-1] + trajectory(path, "bytes_down")[-1]
+        assert file["clients"]["peak_memory"].max() > 0
+
+
+@pytest.mark.parametrize("name", [*PAPERS, *BASELINES])
+def test_every_method_says_where_it_comes_from(name: str) -> None:
+    method = registry.algorithm(name)
+    assert method.paper and set(method.facts) == {"order", "communication", "rate"}
+    assert method.facts["communication"] in ("synchronous", "asynchronous")
+    assert f"`{name}`" in PAGE, "docs/methods.md has a table of all methods"
+
+
+# The page on methods of one's own
+
+
+def example(tmp_path: Path) -> str:
+    """The method that the page writes, put where the page says."""
+    code = re.search(r"```python\n(.*?)\n```", PAGE, re.S)[1]
+    (tmp_path / "soba.py").write_text(code + "\n", encoding="utf-8")
+    return code
+
+
+def test_the_method_of_the_page_is_short() -> None:
+    code = re.search(r"```python\n(.*?)\n```", PAGE, re.S)[1]
+    assert len(code.splitlines()) < 60
+    ast.parse(code)
+
+
+def test_the_method_of_the_page_runs_word_for_word_and_reaches_the_solution(fbompi, tmp_path: Path) -> None:
+    example(tmp_path)
+    for line in re.search(r"```sh\n(fbompi run -o run.algorithm=soba.*?)\n```", PAGE, re.S)[1].splitlines():
+        result = fbompi(*line.split()[1:], "--quiet")
+        assert result.status == 0, result
+    assert trajectory(tmp_path / "Soba-quadratic-1.h5", "x_error")[-1] < 1e-3
+
+
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ("Soba(Method)", "subclass"),
+        ("    def round(self, s, link):", "lacks round"),
+        ('    name = "soba"\n', "lacks name"),
+    ],
+)
+def test_a_method_that_lacks_something_is_told(fbompi, tmp_path: Path, line: str, says: str) -> None:
+    code = example(tmp_path)
+    broken = {"Soba(Method)": "Soba", "    def round(self, s, link):": "    def run(self, s, link):"}.get(line, "")
+    (tmp_path / "soba.py").write_text(code.replace(line, broken), encoding="utf-8")
+    result = fbompi("run", *options(run_algorithm="soba.py:Soba"))
+    assert result.status == 2 and says in result.err and result.err.count("\n") == 1, result
