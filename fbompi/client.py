@@ -31,12 +31,18 @@ class Client:
     peak of memory in bytes, the shard apart. Memory is traced once for every kind of task and number of local steps,
     not at its first time, when kernels are still being loaded.
 
+    `curvature` is the largest that the task has met of the lower objective: ‖Hv‖/‖v‖ of its Hessian products, and on
+    whole shards ‖∇_y g(y) − ∇_y g(y')‖/‖y − y'‖ of gradients one after the other. It never exceeds the true ℓ of the
+    batches and points that were seen, so that a method can trust it where it exceeds a bound made beforehand.
+
     With a `device` (`fbompi.kernels.cuda.device`), arrays and minibatches are put there before an oracle sees them.
     """
 
     def __init__(self, oracles: Oracles, index: int, seed: int, batch: int, device: Any = None) -> None:
         self.oracles, self.index, self.seed, self.batch, self.device = oracles, index, seed, batch, device
         self.number, self.local_steps, self.costs, self.seconds = 0, 1, list(NO_COSTS), 0.0
+        self._curvature = [0.0]
+        self._gradient: tuple[Array, Array, Array] | None = None  # the last x, y and ∇_y g on the whole shard
         self._rng: np.random.Generator | None = None
         self._seen: set[Any] = set()  # kinds of tasks, and with their local steps those whose memory is known
 
@@ -45,6 +51,7 @@ class Client:
     ) -> tuple[Array, ...]:
         """Run a task function from a clean slate; `costs` and `seconds` tell afterwards what it took."""
         self.number, self.local_steps, self.costs, self._rng = number, local_steps, list(NO_COSTS), None
+        self._curvature, self._gradient = [0.0], None
         traced = function in self._seen and (function, local_steps) not in self._seen and not tracemalloc.is_tracing()
         self._seen |= {function, (function, local_steps)} if traced else {function}
         if traced:
@@ -69,6 +76,15 @@ class Client:
         return result if isinstance(result, tuple) else (result,)
 
     @property
+    def curvature(self) -> float:
+        """The largest that this task has met."""
+        return self._curvature[0]
+
+    def _meet(self, curvature: float) -> None:
+        if self._curvature[0] < curvature < np.inf:
+            self._curvature[0] = curvature
+
+    @property
     def rng(self) -> np.random.Generator:
         """This task's own randomness."""
         if self._rng is None:
@@ -78,7 +94,7 @@ class Client:
     def held(self, mask_x: Array, mask_y: Array) -> Client:
         """This client with a submodel: its oracles take and give the coordinates of these masks, as they travel."""
         part, oracles = copy.copy(self), self.oracles
-        part._rng = self.rng  # one randomness and one account, whoever asks
+        part._rng = self.rng  # one randomness; costs and curvature are shared lists, so one account
         held_x = unpack_mask(mask_x, oracles.size_x)
         part.oracles = oracles.held(held_x, unpack_mask(mask_y, oracles.problem.dim_y))
         return part
@@ -113,7 +129,19 @@ class Client:
 
     def lower_grad(self, x: Array, y: Array, batch: Array | None = FRESH) -> Array:
         batch = self._count(GRADIENTS, batch, self.oracles.lower_size, x, y)
-        return self._checked(self.oracles.lower_grad(x, y, batch), y, "lower_grad")
+        gradient = self._checked(self.oracles.lower_grad(x, y, batch), y, "lower_grad")
+        if batch is None and self.device is None:
+            self._compare(x, y, gradient)
+        return gradient
+
+    def _compare(self, x: Array, y: Array, gradient: Array) -> None:
+        """Note the curvature between this point and the last one at the same x, unless they are too close to tell."""
+        last, self._gradient = self._gradient, (x, y, gradient)
+        if last is None or last[0] is not x:
+            return
+        moved = float(np.linalg.norm(y - last[1]))
+        if moved > 1e-4 * float(np.linalg.norm(y)):
+            self._meet(float(np.linalg.norm(gradient - last[2])) / moved)
 
     def lower_grad_x(self, x: Array, y: Array, batch: Array | None = FRESH) -> Array:
         batch = self._count(GRADIENTS, batch, self.oracles.lower_size, x, y)
@@ -121,7 +149,10 @@ class Client:
 
     def hvp(self, x: Array, y: Array, v: Array, batch: Array | None = FRESH) -> Array:
         batch = self._count(HVPS, batch, self.oracles.lower_size, x, y)
-        return self._checked(self.oracles.hvp(x, y, v, batch), y, "hvp")
+        product = self._checked(self.oracles.hvp(x, y, v, batch), y, "hvp")
+        if self.device is None and (length := float(np.linalg.norm(v))) > 0:
+            self._meet(float(np.linalg.norm(product)) / length)
+        return product
 
     def cross(self, x: Array, y: Array, v: Array, batch: Array | None = FRESH) -> Array:
         batch = self._count(CROSSES, batch, self.oracles.lower_size, x, y)

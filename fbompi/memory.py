@@ -57,13 +57,15 @@ class _GpuMemory(ABC):
 
     def pack(
         self, buffer: Any, kind: int, client: int, number: int, arrays: Sequence[Any],
-        local_steps: int = 1, delay: float = 0.0, compute: float = 0.0, costs: Sequence[int] = NO_COSTS,
+        local_steps: int = 1, delay: float = 0.0, compute: float = 0.0, curvature: float = 0.0,
+        costs: Sequence[int] = NO_COSTS,
     ) -> int:  # fmt: skip
         end = HEADER_WORDS
         for array in arrays:
             begin, end = end, end + array.size
             self._put(buffer[begin:end], array.ravel())
-        self._write_header(buffer, kind, client, number, end - HEADER_WORDS, local_steps, delay, compute, *costs)
+        fields = kind, client, number, end - HEADER_WORDS, local_steps, delay, compute, curvature, *costs
+        self._write_header(buffer, *fields)
         return 8 * end
 
     @abstractmethod

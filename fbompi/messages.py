@@ -20,8 +20,8 @@ Array = np.ndarray
 COSTS = ("gradients", "hvps", "crosses", "work", "memory")  # what a task took, as its answer says: see `Client`
 NO_COSTS = (0,) * len(COSTS)
 
-# magic, kind, client, task number, payload count, local steps, injected delay, compute seconds, costs
-_HEADER = struct.Struct(f"<8sqqqqqdd{len(COSTS)}q")
+# magic, kind, client, task number, payload count, local steps, injected delay, compute seconds, curvature, costs
+_HEADER = struct.Struct(f"<8sqqqqqddd{len(COSTS)}q")
 HEADER_WORDS = 16  # 128 bytes, with room to grow
 _MAGIC = b"fbompi 2"
 assert _HEADER.size <= 8 * HEADER_WORDS
@@ -56,6 +56,7 @@ class Update:
     compute: float  # seconds the client computed, on the link's clock
     time: float  # arrival
     seconds: float  # the client really computed
+    curvature: float = 0.0  # of the lower objective, the largest that the task has met
 
     @property
     def client(self) -> int:
@@ -147,6 +148,7 @@ class Header(NamedTuple):
     local_steps: int
     delay: float
     compute: float
+    curvature: float
     costs: Sequence[int]
 
 
@@ -157,14 +159,15 @@ def empty_buffer(size: int) -> Array:
 
 def pack(
     buffer: Array, kind: int, client: int, number: int, arrays: Sequence[Array],
-    local_steps: int = 1, delay: float = 0.0, compute: float = 0.0, costs: Sequence[int] = NO_COSTS,
+    local_steps: int = 1, delay: float = 0.0, compute: float = 0.0, curvature: float = 0.0,
+    costs: Sequence[int] = NO_COSTS,
 ) -> int:  # fmt: skip
     """Write a message into `buffer` and return its length in bytes."""
     end = HEADER_WORDS
     for array in arrays:
         begin, end = end, end + array.size
         buffer[begin:end] = array if array.ndim == 1 else array.ravel()
-    write_header(buffer, kind, client, number, end - HEADER_WORDS, local_steps, delay, compute, *costs)
+    write_header(buffer, kind, client, number, end - HEADER_WORDS, local_steps, delay, compute, curvature, *costs)
     return 8 * end
 
 
@@ -181,7 +184,7 @@ def unpack(buffer: Array, size: int) -> tuple[Header, Array]:
 def read_header(buffer: Array, size: int) -> Header:
     """The header of a message of `size` bytes, of which `buffer` need hold no more than that."""
     fields = _HEADER.unpack_from(buffer.data)
-    header = Header._make((*fields[1:8], fields[8:]))
+    header = Header._make((*fields[1:9], fields[9:]))
     if fields[0] != _MAGIC or size != 8 * (HEADER_WORDS + header.length):
         raise ValueError(f"a message of {size} bytes that begins with {fields[0]!r}: not of this version of fbompi")
     return header

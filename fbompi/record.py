@@ -50,6 +50,7 @@ COLUMNS = {
     "lower": ("mean over clients of g_i(x, y)", ""),
     "grad_norm": ("norm of the hypergradient estimate with which the method took its last step", ""),
     "age": ("mean age of the answers since the last row", "rounds of communication"),
+    "smoothness": ("ℓ in use: as given, or the clients' bound, or 1.5 times the largest curvature met", ""),
 }
 # Costs, the same for all methods and counted from the beginning of the run; docs/methods.md explains each.
 COUNTERS = {
@@ -316,8 +317,8 @@ class Recorder:
         ages = [event[5] for event in link.events]
         self._write_events(link)
         row = {"round": state.round, "time": link.now, "grad_norm": state.gradient_norm,
-               "age": float(np.mean(ages)) if ages else 0.0, **self._counters(link),
-               **self.driver.method.figures(state)}  # fmt: skip
+               "age": float(np.mean(ages)) if ages else 0.0, "smoothness": self.driver.method.ell,
+               **self._counters(link), **self.driver.method.figures(state)}  # fmt: skip
         if hasattr(problem, "exact"):
             row.update(problem.exact(state.x, state.y, clients))
             if unknown := set(row) - set(self.file.columns):

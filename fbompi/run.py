@@ -118,7 +118,7 @@ class Driver:
         setting = Setting(
             parts.shapes, smoothness, config.run.rounds, config.run.seed,
             Participation(config.clients, parts.clients, config.run.seed), capacities(config.clients, parts.clients),
-            getattr(problem, "project_x", _same), getattr(problem, "project_y", _same),
+            getattr(problem, "project_x", _same), getattr(problem, "project_y", _same), lambda: link.curvature,
         )  # fmt: skip
         if hasattr(problem, "units"):
             with registry.told(f"problem {config.run.problem}, units"):

@@ -12,7 +12,7 @@ import numpy as np
 from fbompi.config import tomllib
 from fbompi.record import COUNTERS, reading
 
-NOT_METRICS = {"round", "time", "age", "x", "y", *COUNTERS}
+NOT_METRICS = {"round", "time", "age", "smoothness", "x", "y", *COUNTERS}
 
 
 def summary(path: str | Path) -> dict[str, Any]:

@@ -84,13 +84,13 @@ def message(memory, size: int = 400):
     """A message of arrays on the GPU and of one that is not, as it comes out at the other end."""
     buffer = memory.empty(size)
     there = [GpuArray(PARTS[0]), PARTS[1]]
-    length = memory.pack(buffer, 3, 5, 11, there, 2, 0.5, 0.25, (1, 2, 3, 4, 5))
+    length = memory.pack(buffer, 3, 5, 11, there, 2, 0.5, 0.25, 0.125, (1, 2, 3, 4, 5))
     return memory.unpack(buffer, length)
 
 
 def test_messages_of_a_gpu_say_the_same_as_others(build: Path) -> None:
     buffer = HostMemory().empty(400)
-    length = HostMemory().pack(buffer, 3, 5, 11, PARTS, 2, 0.5, 0.25, (1, 2, 3, 4, 5))
+    length = HostMemory().pack(buffer, 3, 5, 11, PARTS, 2, 0.5, 0.25, 0.125, (1, 2, 3, 4, 5))
     header, payload = HostMemory().unpack(buffer, length)
     assert not payload.flags.writeable
     with using(Shim(build)) as device:

@@ -14,7 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fbompi.messages import HEADER_WORDS, Shapes, empty_buffer, pack, split, task, unpack
+from fbompi.messages import (
+    HEADER_WORDS,
+    Shapes,
+    empty_buffer,
+    framed,
+    mask_size,
+    pack,
+    pack_mask,
+    split,
+    task,
+    unpack,
+    unpack_mask,
+)
 
 settings.register_profile("busy", deadline=None)  # the machine may have other things to do
 settings.load_profile("busy")
@@ -55,14 +67,17 @@ def test_arrays_come_out_bit_for_bit_as_they_went_in(message, room):
 
 @given(
     kind=st.integers(0, 2**17), client=st.integers(0, 2**31), number=INT64, local_steps=st.integers(1, 2**31),
-    delay=DOUBLES, compute=DOUBLES, costs=st.lists(INT64, min_size=5, max_size=5),
+    delay=DOUBLES, compute=DOUBLES, curvature=DOUBLES, costs=st.lists(INT64, min_size=5, max_size=5),
 )  # fmt: skip
-def test_headers_come_out_as_they_went_in(kind, client, number, local_steps, delay, compute, costs):
+def test_headers_come_out_as_they_went_in(kind, client, number, local_steps, delay, compute, curvature, costs):
     buffer = empty_buffer(8 * (HEADER_WORDS + 2))
-    header, _ = unpack(buffer, pack(buffer, kind, client, number, [np.ones(2)], local_steps, delay, compute, costs))
+    header, _ = unpack(
+        buffer, pack(buffer, kind, client, number, [np.ones(2)], local_steps, delay, compute, curvature, costs)
+    )
     assert (header.kind, header.client, header.number, header.length) == (kind, client, number, 2)
     assert (header.local_steps, list(header.costs)) == (local_steps, costs)
-    assert bits(np.array([[header.delay, header.compute]])) == bits(np.array([[delay, compute]]))
+    told = header.delay, header.compute, header.curvature
+    assert bits(np.array([told])) == bits(np.array([[delay, compute, curvature]]))
 
 
 @pytest.mark.parametrize(
@@ -184,3 +199,27 @@ def test_nothing_is_ever_pickled():
 
 def test_mpi_is_used_in_one_file_only():
     assert [path for path in SOURCES if "mpi4py" in imported(path)] == [ROOT / "fbompi/links/mpi.py"]
+
+
+@given(st.integers(0, 200), st.integers(0, 2**32 - 1))
+def test_a_mask_comes_out_as_it_went_in(n: int, seed: int) -> None:
+    held = np.random.default_rng(seed).random(n) < 0.5
+    numbers = pack_mask(held)
+    assert numbers.shape == (mask_size(n),) and unpack_mask(numbers, n).tolist() == np.flatnonzero(held).tolist()
+
+
+@given(st.integers(0, 7), st.integers(0, 5), st.integers(0, 2**32 - 1))
+def test_parts_of_any_length_come_out_as_they_went_in(of_x: int, of_y: int, seed: int) -> None:
+    shapes, words = Shapes([slice(0, 7)], 7, 5, 0), ("part_x", "1", "part_y")
+    rng, layout = np.random.default_rng(seed), shapes.layout(words, 0)
+    arrays = [rng.standard_normal(of_x), rng.standard_normal(1), rng.standard_normal(of_y)]
+    buffer, size = packed(framed(arrays, layout))
+    assert bits(split(unpack(buffer, size)[1], layout)) == bits(arrays)
+    assert size == 8 * (HEADER_WORDS + 2 + of_x + 1 + of_y)
+
+
+@pytest.mark.parametrize("lengths", [[8.0, 0.0], [-1.0, 0.0], [1.5, 0.0], [np.nan, 0.0], [1.0, 6.0], [3.0, 3.0]])
+def test_parts_longer_than_x_or_y_or_than_the_message_are_refused(lengths: list[float]) -> None:
+    layout = Shapes([slice(0, 7)], 7, 5, 0).layout(("part_x", "part_y"), 0)
+    with pytest.raises(ValueError, match="a payload"):
+        split(np.array([*lengths, 1.0, 2.0]), layout)

@@ -135,11 +135,18 @@ class Afbo(Method):
             warnings.warn("the printed formula is not a Hessian inverse: expect a wrong hypergradient", stacklevel=2)
         self.inner_bound = EVER if p.inner_bound < 0 else p.inner_bound
         self.outer_bound = EVER if p.outer_bound < 0 else p.outer_bound
-        self.beta = self.step_y(p.step_y)
-        if p.schedule == "theory":  # Corollary 4.1: K β² ≤ 1/T
-            self.beta = min(self.beta, 1 / math.sqrt(p.inner_rounds * setting.rounds))
-        self.local_step = np.array([self.beta if p.local_step == "auto" else p.local_step])
         self.lower = "lower" if p.drift == "plain" else "corrected"
+
+    @property
+    def beta(self) -> float:
+        beta = self.step_y(self.p.step_y)
+        if self.p.schedule == "theory":  # Corollary 4.1: K β² ≤ 1/T
+            beta = min(beta, 1 / math.sqrt(self.p.inner_rounds * self.setting.rounds))
+        return beta
+
+    @property
+    def local_step(self) -> Array:
+        return np.array([self.beta if self.p.local_step == "auto" else self.p.local_step])
 
     @classmethod
     def used_tasks(cls, parameters: AfboParameters, shapes: Shapes) -> dict[str, TaskFunction]:
@@ -173,7 +180,7 @@ class Afbo(Method):
         self.descend(s, H, shrink)
 
     def _lower_task(self, s: AfboState) -> Any:
-        """What an inner round hands to clients: the point and the local step, and where asked for, a control variate."""
+        """What an inner round hands to clients: the point and the local step, and if asked for, a control variate."""
         if self.p.drift == "plain":
             return s.x, s.y, self.local_step
         recent = s.recent["corrected"]

@@ -31,7 +31,8 @@ def conjugate_gradients(product: Product, b: Array, terms: int, tolerance: float
     """H⁻¹b for a symmetric positive definite H, by at most `terms` products.
 
     It ends when ‖b − Hv‖ ≤ tolerance·‖b‖, and where it meets a direction along which H does not curve upwards (the
-    Hessian of a network): no step can be taken there, and v is what was found before. H must be the same in all products.
+    Hessian of a network): no step can be taken there, and v is what was found before. H must be the same in all
+    products.
     """
     v, r = np.zeros_like(b), b
     p, square = r, float(r @ r)

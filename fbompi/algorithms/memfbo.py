@@ -8,9 +8,9 @@ order is computed, and nothing is kept from one local step to the next but a run
 
 The step on y must shrink as λ grows, because y sees λ times the curvature of g: auto is 1/((1 + λ)ℓ). With z's 1/ℓ,
 λ(y − z) then goes to −H⁻¹∇_y f as fast as z goes to y*(x). Local steps are the server's over τ where they are auto, so
-that τ of them go as far as one of its own. ``growth`` lets λ grow with the rounds, and the bias vanish. The constants of
-Theorem 5.11 are in an appendix that is not at hand: ``schedule = "theory"`` takes the orders that follow from its rate
-(PT)^(−2/7): λ ~ (PT)^(1/7), from its bias 1/λ², and γ_x ~ P^(2/7) T^(−5/7), from 1/(γ_x T).
+that τ of them go as far as one of its own. ``growth`` lets λ grow with the rounds, and the bias vanish. The constants
+of Theorem 5.11 are in an appendix that is not at hand: ``schedule = "theory"`` takes the orders that follow from its
+rate (PT)^(−2/7): λ ~ (PT)^(1/7), from its bias 1/λ², and γ_x ~ P^(2/7) T^(−5/7), from 1/(γ_x T).
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class Method(ABC):
 
     def __init__(self, parameters: Any, setting: Setting) -> None:
         self.p, self.setting = parameters, setting
-        if self.family == "smooth":
-            self.ell = setting.ell(getattr(parameters, "smoothness", "auto"))
+        self.ell = math.nan
+        self.heed()
 
     @classmethod
     def used_tasks(cls, parameters: Any, shapes: Shapes) -> dict[str, TaskFunction]:
@@ -97,6 +97,11 @@ class Method(ABC):
             total[shapes.blocks[update.client]] += update.arrays[place]
         return total / len(updates)
 
+    def heed(self) -> None:
+        """Let ℓ follow what clients have met; between two outer rounds, as estimators need one ℓ throughout."""
+        if self.family == "smooth":
+            self.ell = self.setting.ell(getattr(self.p, "smoothness", "auto"))
+
     def theory_factor(self) -> float:
         """What ``schedule = "theory"`` multiplies steps with: √(n/T), as for n clients in an average and T rounds."""
         return min(1.0, math.sqrt(self.setting.participation.count / self.setting.rounds))
@@ -117,3 +122,4 @@ class Method(ABC):
         s.step = shrink * schedule(p.schedule, eta, s.round, p.decay, self.theory_factor())
         s.x = self.setting.project_x(s.x - s.step * h)
         s.round += 1
+        self.heed()

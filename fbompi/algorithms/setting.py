@@ -13,7 +13,9 @@ from fbompi.messages import Array, Shapes
 from fbompi.participation import Participation
 
 SmoothnessKey = Annotated[
-    float | Literal["auto"], "ℓ, which bounds the lower Hessians of batches; auto: the largest of the shards'", Above(0)
+    float | Literal["auto"],
+    "ℓ, which bounds the lower Hessians of batches; auto: the largest of the shards', or more where more is met",
+    Above(0),
 ]
 
 
@@ -29,6 +31,7 @@ class Setting:
     capacity: Array  # of every client: the fraction of the model that it can hold
     project_x: Callable[[Array], Array]
     project_y: Callable[[Array], Array]
+    met: Callable[[], float]  # the largest curvature that clients have met so far
     # Of nonsmooth problems only: a subgradient of the outer objective, its modulus of strong convexity μ_H, and M
     outer_subgradient: Callable[[Array], Array] = np.zeros_like
     outer_convexity: float = 0.0
@@ -37,8 +40,11 @@ class Setting:
     units: tuple[Array, Array] | None = None
 
     def ell(self, given: float | str) -> float:
-        """ℓ as the configuration gives it, or that of the clients."""
-        return self.smoothness if given == "auto" else float(given)
+        """ℓ as the configuration gives it; or the clients' bound, and where a task has met more, 1.5 times that."""
+        if given != "auto":
+            return float(given)
+        met = self.met()
+        return self.smoothness if met <= self.smoothness else 1.5 * met
 
     @property
     def clients(self) -> int:

@@ -47,6 +47,7 @@ class DistanceOverGradients:
     most: float = math.inf  # that a step may be
     usual: float = 0.0  # the largest residual of the first rounds
     alarm: float = math.inf  # the residual that cuts the step
+    alarms: int = 0
 
     @classmethod
     def at(cls, x: Array) -> DistanceOverGradients:
@@ -66,6 +67,7 @@ class DistanceOverGradients:
         elif residual > self.alarm:
             self.most = min(self.most, self.last) / 4
             self.alarm = 2 * residual
+            self.alarms += 1
         if residual <= self.usual:
             self.alarm = 1.2 * self.usual
         self.last = min(step, self.most, 1.1 * self.last or step)

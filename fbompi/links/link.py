@@ -106,6 +106,7 @@ class Link(ABC):
         self.round = 0  # rounds of communication: how often the server had what it waited for
         self.events: list[tuple] = []
         self.tasks_done = np.zeros(self.clients, np.int64)
+        self.curvature = 0.0  # of the lower objective, the largest that any task has met
         self.waited = 0.0  # real seconds in which the server had nothing to do, or clients computed in its place
         self.evaluated: list[tuple[int, Array]] = []  # (row, parts), complete and not yet fetched
         self._sent = [0] * self.clients  # tasks each client was given
@@ -175,7 +176,7 @@ class Link(ABC):
         self.events.clear()
         self._sent = [0] * self.clients
         self.tasks_done[:] = 0
-        self.waited = 0.0
+        self.curvature = self.waited = 0.0
 
     def evaluate(self, row: int, x: Array, y: Array) -> None:
         """Ask every client for its part of an evaluation; never waits. See `evaluated`."""
@@ -219,6 +220,8 @@ class Link(ABC):
             return False
         self._open -= 1
         self.tasks_done[task.client] += 1
+        if update.curvature > self.curvature:
+            self.curvature = update.curvature
         route, arrived = self._routes[task.kind][task.client], self.round
         down, up = route.down, route.up
         if not down:

@@ -276,7 +276,7 @@ class MpiLink(Link):
             task = self._tasks[header.number]
             self._sender.complete(self._sends.pop(header.number))  # the task has arrived: here is its answer
             arrays = split(payload, self._routes[task.kind][task.client].answer)
-            updates.append(Update(task, arrays, header.costs, header.compute, now, header.compute))
+            updates.append(Update(task, arrays, header.costs, header.compute, now, header.compute, header.curvature))
             self._buffers[index] = empty_buffer(self._size)  # the old one belongs to the update now
             self._requests[index] = self._receive(index)
         return updates
@@ -379,14 +379,14 @@ class Host:
         """One task of the client whose turn it is."""
         client = self._turn.popleft()
         queue = self._queues[client]
-        (kind, _, number, _, steps, delay, _, _), payload = queue.popleft()
+        (kind, _, number, _, steps, delay, *_), payload = queue.popleft()
         if queue:
             self._turn.append(client)
         worker, function = self._workers[client], self._functions[kind]
         takes, gives = (self._shapes.layout(words, client) for words in (function.takes, function.gives))
         answer = framed(worker.answer(function, number, steps, split(payload, takes)), gives)
         now = time.perf_counter()
-        reply = 0, kind, client, number, answer, steps, 0.0, worker.seconds, worker.costs
+        reply = 0, kind, client, number, answer, steps, 0.0, worker.seconds, worker.curvature, worker.costs
         if delay > 0:
             self._held.append((now + delay, reply))
         else:

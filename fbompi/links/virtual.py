@@ -69,4 +69,4 @@ class VirtualLink(Link):
         arrays = worker.answer(self.functions[task.kind], task.number, task.local_steps, local)
         if worker.device is not None:
             arrays = tuple([worker.device.to_host(array) if on_gpu(array) else array for array in arrays])
-        return Update(task, arrays, worker.costs, task.compute, self._clock, worker.seconds)
+        return Update(task, arrays, worker.costs, task.compute, self._clock, worker.seconds, worker.curvature)
