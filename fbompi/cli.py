@@ -245,14 +245,37 @@ def bench_kernels(threads: str, repeats: int, as_json: bool) -> None:
     """
     from fbompi.bench import kernels
 
-    try:
-        counts = [int(count) for count in threads.split(",")]
-    except ValueError:
-        counts = [0]
-    if min(counts) < 1:
-        raise UserError(f"--threads {threads}: expected whole numbers of at least 1, such as 1,2")
-    cases = kernels.figures(counts, repeats)
+    cases = kernels.figures(_counts("--threads", threads), repeats)
     click.echo(json.dumps(kernels.as_json(cases)) if as_json else kernels.page(cases))
+
+
+@bench.command("location")
+@click.option("--dim", default=10, show_default=True, type=click.IntRange(1), help="n, the dimension.")
+@click.option("--balls", default=10_000, show_default=True, type=click.IntRange(1), help="m, the number of balls.")
+@click.option("--clients", default="1,2,4,8", show_default=True, help="S of FISM, separated by commas.")
+@click.option("--repeats", default=10, show_default=True, type=click.IntRange(1), help="Draws of the problem.")
+@JSON
+def bench_location(dim: int, balls: int, clients: str, repeats: int, as_json: bool) -> None:
+    """Table I of the paper of FISM: iterations and time of IR-IG and FISM until the stopping rule holds.
+
+    Beside them IR-IG written down in NumPy, a few seconds of it, and what the paper prints. Takes a minute.
+
+    \b
+    fbompi bench location
+    fbompi bench location --dim 50 --balls 5000 --repeats 3
+    """
+    from fbompi.bench import location
+
+    figures = location.figures(dim, balls, _counts("--clients", clients), repeats)
+    click.echo(json.dumps(figures) if as_json else location.page(figures))
+
+
+def _counts(option: str, text: str) -> list[int]:
+    """Whole numbers separated by commas."""
+    words = text.split(",")
+    if not all(word.strip().isdecimal() and int(word) for word in words):
+        raise UserError(f"{option} {text}: expected whole numbers of at least 1, such as 1,2")
+    return [int(word) for word in words]
 
 
 fbompi.add_command(data)

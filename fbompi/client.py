@@ -164,7 +164,7 @@ class Client:
         return self._checked(self.oracles.problem.sweep(self.oracles.shard, x, gamma, shift, order), x, "sweep")
 
     def fresh_sweep(self, x: Array, gamma: float, weight: float) -> Array:
-        """Where a sweep over all components ends that takes the outer subgradient, times `weight`, anew at every step."""
+        """Where a sweep over all components ends that takes `weight` times the outer subgradient anew at every step."""
         self._count(GRADIENTS, None, self.oracles.lower_size, x, x[:0])
         return self._checked(self.oracles.problem.fresh_sweep(self.oracles.shard, x, gamma, weight), x, "sweep")
 

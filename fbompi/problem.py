@@ -10,6 +10,7 @@ The nonsmooth family, where one minimiser is selected among many, has a protocol
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,6 +52,12 @@ class Problem(Protocol):
     def cross(self, shard: Any, x: Array, y: Array, v: Array, batch: Array | None) -> Array: ...
     def smoothness(self, shard: Any) -> float:
         """ℓ, an upper bound on the largest eigenvalue of ∇²_yy g on this shard."""
+
+    def lower_grads(self, shard: Any, X: Array, batch: Array | None) -> Any:
+        """∇_y g of many models at once: for k copies of x (k × dim_x), the function of their k × dim_y lower variables.
+
+        None where it has no better way than `lower_grad` of each.
+        """
 
     def submodel(self, shard: Any, held_x: Array, held_y: Array) -> Any:
         """A shard whose oracles take and give only these coordinates (in rising order) of x and y, the others being 0.
@@ -124,16 +131,6 @@ class Nonsmooth(Protocol):
         """
 
 
-class Outer:
-    """The outer objective at the server: called, a subgradient of it."""
-
-    def __init__(self, problem: Any) -> None:
-        self.value, self._subgradient = problem.outer, problem.outer_subgradient
-
-    def __call__(self, x: Array) -> Array:
-        return self._subgradient(x)
-
-
 class Selection:
     """A nonsmooth problem as runs and their records see every problem: without a lower variable.
 
@@ -145,7 +142,6 @@ class Selection:
     def __init__(self, problem: Any) -> None:
         self.problem = problem
         self.project_x = problem.project
-        self.outer_subgradient = Outer(problem)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.problem, name)
@@ -240,6 +236,14 @@ class Oracles:
     def lower_grad(self, x: Array, y: Array, batch: Array | None = None) -> Array:
         return self.problem.lower_grad(self.shard, x, y, batch)
 
+    def lower_grads(self, X: Array, batch: Array | None = None) -> Callable[[Array], Array]:
+        """∇_y g of many models: given copies of x, the function of their y; one by one where the problem has none."""
+        if hasattr(self.problem, "lower_grads"):
+            found = self.problem.lower_grads(self.shard, X, batch)
+            if found is not None:
+                return found
+        return lambda Y: np.stack([self.lower_grad(x, y, batch) for x, y in zip(X, Y, strict=True)])
+
     def lower_grad_x(self, x: Array, y: Array, batch: Array | None = None) -> Array:
         """∇_x g; from central differences of g along each coordinate where the problem has none."""
         if hasattr(self.problem, "lower_grad_x"):
@@ -269,9 +273,9 @@ class Oracles:
 
 
 def spread(part: Array, held: Array, size: int) -> Array:
-    """The coordinates of a submodel at their places in a vector of this size, zeros elsewhere."""
-    full = np.zeros(size)
-    full[held] = part
+    """The coordinates of a submodel at their places in a vector of this size, zeros elsewhere; or those of several."""
+    full = library(part).zeros((*part.shape[:-1], size))
+    full[..., held] = part
     return full
 
 
@@ -300,6 +304,10 @@ class CutOut(Oracles):
 
     def lower_grad(self, x: Array, y: Array, batch: Array | None = None) -> Array:
         return self.whole.lower_grad(self._x(x), self._y(y), batch)[self.held_y]
+
+    def lower_grads(self, X: Array, batch: Array | None = None) -> Callable[[Array], Array]:
+        gradients = self.whole.lower_grads(self._x(X), batch)
+        return lambda Y: gradients(self._y(Y))[:, self.held_y]
 
     def lower_grad_x(self, x: Array, y: Array, batch: Array | None = None) -> Array:
         return self.whole.lower_grad_x(self._x(x), self._y(y), batch)[self.held_x]

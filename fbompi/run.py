@@ -124,7 +124,7 @@ class Driver:
             with registry.told(f"problem {config.run.problem}, units"):
                 setting.units = problem.units()
         if method.family == "nonsmooth":
-            setting.outer_subgradient = problem.outer_subgradient
+            setting.outer, setting.outer_subgradient = problem.outer, problem.outer_subgradient
             setting.outer_convexity, setting.components = problem.outer_convexity, problem.components
         self.setting = setting
         self.method = method(config.algorithm, setting)

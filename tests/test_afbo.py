@@ -186,7 +186,7 @@ def bias(steps: int | list[int], **algorithm) -> float:
 
 @pytest.mark.slow
 def test_unequal_local_steps_leave_a_bias_of_the_order_of_their_length_and_the_correction_none() -> None:
-    """Aligned averages leave an error of the order of (local step × E); one local step, or the correction, leaves none."""
+    """Aligned averages leave an error of the order of (local step × E); one step, or the correction, leaves none."""
     coarse, fine, finer = (bias([1, 5], local_step=step) for step in (0.1, 0.05, 0.025))
     print(f"E in [1, 5]: {coarse:.4f}, {fine:.4f}, {finer:.4f} for local steps 0.1, 0.05, 0.025")
     whole = bias(3)

@@ -6,9 +6,11 @@ import ast
 import re
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from conftest import ROOT, needs_mpi, options, trajectory
+from federation import federation, play
 
 from fbompi import registry
 
@@ -58,8 +60,6 @@ def test_costs_are_counted_in_the_same_columns_and_never_fall(run_file, name: st
     for column in counted:
         values = trajectory(path, column)
         assert values[0] == 0 and values[-1] > 0 and (np.diff(values) >= 0).all(), (column, values)
-    import h5py
-
     with h5py.File(path) as file:
         events = file["events"][:]
         assert events["bytes_up"].sum() == trajectory(path, "bytes_up")[-1]
@@ -97,6 +97,22 @@ def test_the_method_of_the_page_runs_word_for_word_and_reaches_the_solution(fbom
         result = fbompi(*line.split()[1:], "--quiet")
         assert result.status == 0, result
     assert trajectory(tmp_path / "Soba-quadratic-1.h5", "x_error")[-1] < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("condition", [3, 20, 100, 1000])
+def test_the_automatic_step_waits_for_y_and_v_where_they_take_one_step_for_each_of_its_own(
+    tmp_path: Path, condition: float
+) -> None:
+    """The page's method on quadratics: the error never grows, whatever the condition; DoG alone reaches 10^66."""
+    example(tmp_path)
+    tables = {"algorithm": f"{tmp_path}/soba.py:Soba", "problem": "quadratic", "rounds": 600}
+    d, errors = federation({"run": tables, "problem": {"condition": condition}}), []
+    for _ in range(600):
+        play(d, 1)
+        errors.append(d.parts.problem.exact(d.state.x, d.state.y, 18)["x_error"])
+    print(f"condition {condition}: largest {max(errors):.3f}, last {errors[-1]:.2g}, {d.state.rule.alarms} alarms")
+    assert max(errors) <= 1.01 and errors[-1] < 0.15
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,17 @@ Theorem 11 and the stopping rule of section III-B are in `regularized`.
 
 Past the paper, which names both as future work:
 
-- ``mode = "asynchronous"``: the server does not wait for all.
-- ``sample`` and ``order``: a client sweeps a part of its functions, drawn anew for every task, in random order.
+- ``mode = "asynchronous"``: the server waits for a quorum, and steps along the average over all clients of the most
+  recent direction of each, (x_j − end of its sweep)/γ_j as found at an earlier x_j, with today's γ_k. That scaling by
+  γ_k/γ_j is what makes up for the age: without delay it is Algorithm 1, and old directions are taken with small steps.
+  Measured with 18 clients, four of them 50 times slower, and Pareto delays, as the distance to x_H* after 1,500
+  virtual seconds over the width of X: directions 0.0002 to 0.012; ends of sweeps averaged as they are, which pull x
+  back to where it was, 0.01 to 0.18; displacements without the scaling, of which old ones are too long and are
+  repeated, 0.04 to 0.18; directions with steps shortened by 1/(1 + mean age) 0.004 to 0.07; waiting for all 0.014 to
+  0.23. Where the minimisers of F are many and λ is small, waiting can be better: early directions throw x across
+  them, and the way back is slow.
+- ``sample`` and ``order``: a client sweeps a part of its functions, drawn anew for every task, in random order. F and H
+  shrink alike, so that no step has to be changed.
 """
 
 from __future__ import annotations
@@ -30,8 +39,6 @@ from fbompi.links.link import Link
 from fbompi.messages import Array, Shapes, TaskFunction, task
 
 AS_STORED = 0.0  # in the place of the part that a client sweeps: all of it, in the order of its shard
-VARIANT = "direction"
-CLOCK = True
 
 
 def drawn(client: Client, part: float) -> Array | None:
@@ -57,10 +64,6 @@ def valued(client: Client, x: Array, shift: Array, gamma: Array, part: Array) ->
 @task(takes="x x 1 1", gives="x")
 def direction(client: Client, x: Array, shift: Array, gamma: Array, part: Array) -> Array:
     """What a sweep came to, per unit of its step: about the sum of the subgradients."""
-    if VARIANT == "result":
-        return sweep(client, x, shift, gamma, part)
-    if VARIANT == "displacement":
-        return x - sweep(client, x, shift, gamma, part)
     return (x - sweep(client, x, shift, gamma, part)) / gamma
 
 
@@ -76,9 +79,10 @@ class FismParameters(RegularizedParameters):
 
     mode: Annotated[Literal["synchronous", "asynchronous"], "wait for all clients, or for a quorum"] = "synchronous"
     quorum: Annotated[
-        int | Literal["auto"], "asynchronous: answers that end a round; 0: from all clients; auto: 3, or all", AtLeast(0)
+        int | Literal["auto"],
+        "asynchronous: answers that end a round; 0: from all clients; auto: 3, or all",
+        AtLeast(0),
     ] = "auto"
-    adaptive: Annotated[bool, "asynchronous: shorten steps by 1/(1 + mean age)"] = True
     sample: Annotated[float, "part of its functions that a client sweeps per task", Above(0), AtMost(1)] = 1.0
     order: Annotated[Literal["stored", "random"], "of a sweep over all of them; of a sample: always random"] = "stored"
 
@@ -120,7 +124,8 @@ class Fism(Regularized):
         return "valued direction" if parameters.stop else "direction"
 
     def in_a_row(self) -> float:
-        return self.p.sample * self.setting.components / self.setting.clients
+        at_once = self.quorum if self.p.mode == "asynchronous" else self.setting.clients
+        return self.setting.components / at_once
 
     def start(self, x: Array, y: Array) -> FismState:
         S, shapes = self.setting.clients, self.setting.shapes
@@ -128,24 +133,18 @@ class Fism(Regularized):
         recent = {"sweep": Recent(gives, shapes)} if self.p.mode == "asynchronous" else {}
         return FismState(y=y, recent=recent, idle=set(range(S)), **self.first(x))
 
-    def advance(self, s: FismState, link: Link, gamma: float, weight: float) -> tuple[Array, float, float]:
+    def advance(self, s: FismState, link: Link, gamma: float, weight: float) -> tuple[Array, float]:
         """One iteration of Algorithm 1: lines 3–13."""
-        shift = gamma * weight / self.setting.components * self.outer(s.x)
+        shift = gamma * weight / self.setting.components * self.setting.outer_subgradient(s.x)
         point = s.x, shift, np.array([gamma]), self.part
         if self.p.mode == "asynchronous":
             return self.advance_with_quorum(s, link, gamma, point)
         updates = self.ask(link, "sweep", *point)
-        return self.mean(updates), self.total_value(updates, 1) if self.p.stop else math.nan, 1.0
+        return self.mean(updates), self.total_value(updates, 1) if self.p.stop else math.nan
 
-    def advance_with_quorum(self, s: FismState, link: Link, gamma: float, point: Any) -> tuple[Array, float, float]:
+    def advance_with_quorum(self, s: FismState, link: Link, gamma: float, point: Any) -> tuple[Array, float]:
         """The same with the most recent directions of all clients; F from the most recent of its parts."""
         invited = self.setting.participation.invited(link.round)
-        means, ages = gather(link, s.recent, s.idle, "sweep", point, s.round, self.quorum, EVER, invited)
-        shrink = 1 / (1 + float(ages.mean())) if self.p.adaptive else 1.0
-        if VARIANT == "result":
-            x = means[0]
-        elif VARIANT == "displacement":
-            x = self.setting.project_x(s.x - shrink * means[0])
-        else:
-            x = self.setting.project_x(s.x - shrink * gamma * means[0])
-        return x, self.setting.clients * float(means[1][0]) if self.p.stop else math.nan, (shrink if CLOCK else 1.0)
+        means, _ = gather(link, s.recent, s.idle, "sweep", point, s.round, self.quorum, EVER, invited)
+        x = self.setting.project_x(s.x - gamma * means[0])
+        return x, self.setting.clients * float(means[1][0]) if self.p.stop else math.nan

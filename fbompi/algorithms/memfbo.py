@@ -100,7 +100,7 @@ class MemFbo(Method):
         h_z, h_y, h_x = self.mean(updates, 0), self.mean(updates, 1), self.mean_x(updates, 2)
         s.z = self.setting.project_y(s.z - gamma_z * h_z)
         s.y = self.setting.project_y(s.y - gamma_y * h_y)
-        self.descend(s, h_x, lacking=(h_z, h_y))
+        self.descend(s, h_x, lacking=(h_z, h_y - weight * h_z))  # of z, and of λ(y − z)
 
     def multiplier(self, t: int) -> float:
         """λ of round t."""

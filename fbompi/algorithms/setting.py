@@ -32,7 +32,8 @@ class Setting:
     project_x: Callable[[Array], Array]
     project_y: Callable[[Array], Array]
     met: Callable[[], float]  # the largest curvature that clients have met so far
-    # Of nonsmooth problems only: a subgradient of the outer objective, its modulus of strong convexity μ_H, and M
+    # Of nonsmooth problems only: the outer objective and a subgradient of it, its modulus of convexity μ_H, and M
+    outer: Callable[[Array], float] = float
     outer_subgradient: Callable[[Array], Array] = np.zeros_like
     outer_convexity: float = 0.0
     components: int = 0

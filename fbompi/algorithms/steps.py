@@ -34,9 +34,8 @@ class DistanceOverGradients:
     Where y and v take one step for each of x's, h lags behind x, and no rule that looks at x and h alone is safe: DoG
     then diverges on quadratics of condition 20. Such methods tell the norm of what y and v lack (their `residual`): η
     may then grow by no more than a tenth per round, and when the residual exceeds 1.2 times its largest of the first
-    three rounds, x has run ahead, and η is held at a quarter of what it was from then on. Another alarm needs twice
-    that residual, or a residual that has come back. Measured with conditions 3 to 1000: the error of x never exceeds
-    twice its first value, and ends below a tenth of it within 600 rounds.
+    three rounds (0.6 times, once it has been below 0.3), x has run ahead, and η is held at a quarter of what it was
+    from then on. Another alarm needs twice that residual, or one that has come back.
     """
 
     origin: Array
@@ -68,7 +67,9 @@ class DistanceOverGradients:
             self.most = min(self.most, self.last) / 4
             self.alarm = 2 * residual
             self.alarms += 1
-        if residual <= self.usual:
+        if residual <= 0.3 * self.usual:
+            self.alarm = 0.6 * self.usual
+        elif residual <= self.usual and self.alarm > 1.2 * self.usual:
             self.alarm = 1.2 * self.usual
         self.last = min(step, self.most, 1.1 * self.last or step)
         return self.last

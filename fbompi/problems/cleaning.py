@@ -91,6 +91,16 @@ class Cleaning(Samples, ABC):
             test=self.network.on(self.test_rows(part.test), self.test_labels[part.test]),
         )
 
+    def units(self) -> tuple[Array, Array]:
+        """Parts of the classifier; weights of samples belong to those who hold the samples."""
+        return np.full(self.dim_x, -1), self.network.units
+
+    def submodel(self, shard: Shard, held_x: Array, held_y: Array) -> Shard | None:
+        if len(held_x) < len(shard.train.labels):
+            return None
+        train, validation = (self.network.held(part, held_y) for part in (shard.train, shard.validation))
+        return None if train is None else Shard(train, shard.corrupted, validation, shard.test)
+
     def size(self, shard: Shard) -> tuple[int, int]:
         return len(shard.validation.labels), len(shard.train.labels)
 
@@ -113,6 +123,12 @@ class Cleaning(Samples, ABC):
 
     def lower_grad(self, shard, x, y, batch) -> Array:
         return shard.train.at(y, batch).gradient(self._shares(x, batch)[0], self.ridge).ravel()
+
+    def lower_grads(self, shard, X, batch):
+        if self.first_layer():
+            return None  # a network's first layer is all there is to share, and it is in y
+        shares, train = self._shares(X, batch)[0], shard.train
+        return lambda Y: train.gradients(Y, shares, batch).reshape(Y.shape) + self.ridge * Y
 
     def lower_grad_x(self, shard, x, y, batch) -> Array:
         return _put(self._shares(x, batch)[1] * shard.train.at(y, batch).losses, x.size, batch)
@@ -140,9 +156,9 @@ class Cleaning(Samples, ABC):
         return {"auc": area_under_roc(x, right)}
 
     def _shares(self, x: Array, batch: Array | None) -> tuple[Array, Array]:
-        """The weights of a batch or of all as shares of a mean, and their derivatives."""
-        weights, slopes = self.weights(x if batch is None else x[batch])
-        return weights / len(weights), slopes / len(weights)
+        """The weights of a batch or of all as shares of a mean, and their derivatives; or those of several x."""
+        weights, slopes = self.weights(x if batch is None else x[..., batch])
+        return weights / weights.shape[-1], slopes / weights.shape[-1]
 
 
 def _put(values: Array, size: int, batch: Array | None) -> Array:

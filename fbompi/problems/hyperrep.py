@@ -59,6 +59,19 @@ class HyperRepresentation(Samples):
     def _network(self, rows: Array, labels: Array) -> MLP:
         return MLP(rows, labels, self.hidden, self.classes, dtype=self.dtype, backend=self.backend, **self.coding)
 
+    def units(self) -> tuple[Array, Array]:
+        """Hidden units: their weights and biases in x, their columns of the head in y; the head's biases are all's."""
+        units = np.arange(self.hidden)
+        return np.repeat(units, self.features + 1), np.tile(np.append(units, -1), self.classes)
+
+    def submodel(self, shard: Shard, held_x: Array, held_y: Array) -> Shard | None:
+        """Of whole hidden units; None of anything else."""
+        units = np.unique(held_x // (self.features + 1))
+        train, in_x, in_y = shard.train.held(units)
+        if not (np.array_equal(in_x, held_x) and np.array_equal(in_y, held_y)):
+            return None
+        return Shard(train, shard.validation.held(units)[0], shard.test)
+
     def size(self, shard: Shard) -> tuple[int, int]:
         return len(shard.validation.labels), len(shard.train.labels)
 
@@ -76,6 +89,12 @@ class HyperRepresentation(Samples):
 
     def lower_grad(self, shard, x, y, batch) -> Array:
         return shard.train.at(x, y, batch).gradient_y(ridge=self.ridge)
+
+    def lower_grads(self, shard, X, batch):
+        """Activations are computed once for every copy."""
+        zero = np.zeros(shard.train.dim_y)
+        heads = [shard.train.at(x, zero, batch).head.data for x in X]
+        return lambda Y: np.stack([head.at(y).gradient(ridge=self.ridge).ravel() for head, y in zip(heads, Y)])
 
     def lower_grad_x(self, shard, x, y, batch) -> Array:
         return shard.train.at(x, y, batch).gradient()[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,23 @@ class Network:
         if not self.hidden:
             return Regression(rows, labels, s.classes, bias=True, dtype=s.dtype, backend=kind, **s.coding)
         return Whole(MLP(rows, labels, self.hidden, s.classes, dtype=s.dtype, backend=kind, **s.coding))
+
+    @cached_property
+    def units(self) -> Array:
+        """To which feature, or with a first layer to which of its units, every coordinate of y belongs; −1: a bias."""
+        inputs = self.shape[1] - 1
+        head = np.tile(np.append(np.arange(inputs), -1), self.shape[0])
+        return np.concatenate([np.repeat(np.arange(self.hidden), self.samples.features + 1), head])
+
+    def held(self, classifier: Any, coordinates: Array) -> Any:
+        """The classifier with these coordinates of y, which are whole units with all biases; None if they are not."""
+        held = np.zeros(self.shape[1], np.bool_)  # of the head's inputs; the bias is the last, or −1
+        held[self.units[coordinates]] = held[-1] = True
+        if not np.array_equal(np.flatnonzero(held[self.units]), coordinates):
+            return None
+        if not self.hidden:
+            return classifier.held(coordinates)
+        return Whole(classifier.mlp.held(np.flatnonzero(held[:-1]))[0])
 
     def start(self, rng: np.random.Generator) -> Array:
         """Where training begins: zero, but for a random first layer, and a small random head, which moves it."""

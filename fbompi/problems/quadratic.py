@@ -36,6 +36,7 @@ class Shard:
     scale: Array  # (samples,), mean 0
     shift_c: Array  # (samples, q), mean 0
     shift_t: Array  # (samples, q), mean 0
+    rest: Array  # (samples,): of f, what coordinates add that a submodel has not
 
 
 class Quadratic:
@@ -78,6 +79,16 @@ class Quadratic:
             scale=min(self.noise, 1.0) * 0.5 * (scale - scale.mean()),
             shift_c=self.noise * (shifts[0] - shifts[0].mean(axis=0)),
             shift_t=self.noise * (shifts[1] - shifts[1].mean(axis=0)),
+            rest=np.zeros(self.samples),
+        )  # fmt: skip
+
+    def submodel(self, shard: Shard, held_x: Array, held_y: Array) -> Shard:
+        """Principal submatrices; f at y = 0 and x = 0 on the rest is ½‖t‖² + ⟨shift, t⟩ + ½ρ‖s‖² of them."""
+        t, s = np.delete(shard.t, held_y), np.delete(shard.s, held_x)
+        return Shard(
+            A=shard.A[np.ix_(held_y, held_y)], B=shard.B[np.ix_(held_y, held_x)], c=shard.c[held_y], t=shard.t[held_y],
+            s=shard.s[held_x], scale=shard.scale, shift_c=shard.shift_c[:, held_y], shift_t=shard.shift_t[:, held_y],
+            rest=np.delete(shard.shift_t, held_y, axis=1) @ t + 0.5 * (t @ t) + 0.5 * self.curvature * (s @ s),
         )  # fmt: skip
 
     def size(self, shard: Shard) -> int:
@@ -88,9 +99,10 @@ class Quadratic:
 
     def upper(self, shard, x, y, batch=None) -> float:
         gap, shift = y - shard.t, _mean(shard.shift_t, batch)  # linear in the shift: samples average to the shard
+        rest = float(shard.rest.mean() if batch is None else shard.rest[batch].mean())
         return (
             0.5 * float(gap @ gap) - np.sum(shift * gap) + 0.5 * self.curvature * float((x - shard.s) @ (x - shard.s))
-        )
+        ) + rest
 
     def lower(self, shard, x, y, batch=None) -> float:
         scale, c = 1 + _mean(shard.scale, batch), shard.c + _mean(shard.shift_c, batch)
@@ -102,6 +114,11 @@ class Quadratic:
     def lower_grad(self, shard, x, y, batch=None) -> Array:
         scale, c = 1 + _mean(shard.scale, batch), shard.c + _mean(shard.shift_c, batch)
         return scale * (shard.A @ y - shard.B @ x) - c
+
+    def lower_grads(self, shard, X, batch=None):
+        scale, c = 1 + _mean(shard.scale, batch), shard.c + _mean(shard.shift_c, batch)
+        BX = X @ shard.B.T
+        return lambda Y: scale * (Y @ shard.A - BX) - c
 
     def lower_grad_x(self, shard, x, y, batch=None) -> Array:
         return -(1 + _mean(shard.scale, batch)) * (shard.B.T @ y)

@@ -24,6 +24,7 @@ from fbompi.data.samples import Samples, ScalingKey, TrainKey
 from fbompi.errors import UserError
 from fbompi.kernels.regression import Regression
 from fbompi.messages import Array
+from fbompi.problem import spread
 from fbompi.problems.scores import hits
 
 
@@ -34,6 +35,8 @@ class Shard:
     train: Regression
     validation: Regression
     test: Regression
+    held_x: Array | None = None  # of a submodel: its coordinates of x,
+    columns: Array | None = None  # and to which feature each of y belongs
 
 
 @dataclass(eq=False)
@@ -88,6 +91,15 @@ class RegularisationCoefficients(Samples):
             rows, targets, self.outputs, loss=loss, bias=True, dtype=self.dtype, backend=self.backend, **self.coding
         )
 
+    def units(self) -> tuple[Array, Array]:
+        """Features: a coefficient and its column of the classifier; the bias is held by all."""
+        features = np.append(np.arange(self.features), -1)
+        return features, np.tile(features, self.outputs)
+
+    def submodel(self, shard: Shard, held_x: Array, held_y: Array) -> Shard:
+        train, validation = shard.train.held(held_y), shard.validation.held(held_y)
+        return Shard(train, validation, shard.test, held_x, held_y % self.dim_x)
+
     def size(self, shard: Shard) -> tuple[int, int]:
         return len(shard.validation.labels), len(shard.train.labels)
 
@@ -104,26 +116,43 @@ class RegularisationCoefficients(Samples):
         c = np.exp(x) if self.form == "exp" else x
         return c, c if self.form == "exp" else np.ones_like(x)
 
+    def _ridge(self, shard: Shard, x: Array) -> Array:
+        """2c(x), of each feature, or of each coordinate of y that a submodel holds; or that of several x."""
+        if shard.held_x is None:
+            return 2 * self.coefficients(x)[0]
+        return 2 * self.coefficients(spread(x, shard.held_x, self.dim_x))[0][..., shard.columns]
+
+    def _by_feature(self, shard: Shard, values: Array) -> Array:
+        """Sums over outputs of what is given for each coordinate of y."""
+        if shard.columns is None:
+            return values.reshape(-1, self.dim_x).sum(axis=0)
+        return np.bincount(shard.columns, values, self.dim_x)[shard.held_x]
+
     def upper(self, shard, x, y, batch) -> float:
         return shard.validation.at(y, batch).value()
 
     def lower(self, shard, x, y, batch) -> float:
-        return shard.train.at(y, batch).value(ridge=2 * self.coefficients(x)[0])
+        return shard.train.at(y, batch).value(ridge=self._ridge(shard, x))
 
     def upper_grad(self, shard, x, y, batch) -> tuple[Array, Array]:
         return np.zeros_like(x), shard.validation.at(y, batch).gradient().ravel()
 
     def lower_grad(self, shard, x, y, batch) -> Array:
-        return shard.train.at(y, batch).gradient(ridge=2 * self.coefficients(x)[0]).ravel()
+        return shard.train.at(y, batch).gradient(ridge=self._ridge(shard, x)).ravel()
+
+    def lower_grads(self, shard, X, batch):
+        ridge, train = self._ridge(shard, X), shard.train
+        repeated = ridge if shard.held_x is not None else np.tile(ridge, self.outputs)
+        return lambda Y: train.gradients(Y, None, batch).reshape(Y.shape) + repeated * Y
 
     def lower_grad_x(self, shard, x, y, batch) -> Array:
-        return self.coefficients(x)[1] * (y.reshape(-1, x.size) ** 2).sum(axis=0)
+        return self.coefficients(x)[1] * self._by_feature(shard, y**2)
 
     def hvp(self, shard, x, y, v, batch) -> Array:
-        return shard.train.at(y, batch).hvp(v, ridge=2 * self.coefficients(x)[0]).ravel()
+        return shard.train.at(y, batch).hvp(v, ridge=self._ridge(shard, x)).ravel()
 
     def cross(self, shard, x, y, v, batch) -> Array:
-        return 2 * self.coefficients(x)[1] * (y * v).reshape(-1, x.size).sum(axis=0)
+        return 2 * self.coefficients(x)[1] * self._by_feature(shard, y * v)
 
     def smoothness(self, shard: Shard) -> float:
         return shard.train.curvature() + 2 * self.largest

@@ -85,6 +85,18 @@ class VsLoss(Samples):
     def _validation_balance(self, clients: int) -> Array:
         return _balance(self.labels[np.concatenate([part.validation for part in self.parts(clients)])], self.classes)
 
+    def units(self) -> tuple[Array, Array]:
+        """Parts of the classifier; the parameters of the loss are held by all, as the paper has it."""
+        return np.full(self.dim_x, -1), self.network.units
+
+    def submodel(self, shard: Shard, held_x: Array, held_y: Array) -> Shard | None:
+        if len(held_x) < self.dim_x:
+            return None
+        train, validation = (self.network.held(part, held_y) for part in (shard.train, shard.validation))
+        if train is None:
+            return None
+        return Shard(train, validation, shard.balance, shard.test, shard.test_balance)
+
     def size(self, shard: Shard) -> tuple[int, int]:
         return len(shard.validation.labels), len(shard.train.labels)
 
@@ -140,7 +152,8 @@ class Tuned:
     """The mean VS loss at (x, y), ridge apart: the loss of a classifier whose head is scaled by Δ and shifted by l."""
 
     def __init__(self, problem: VsLoss, classifier: Any, x: Array, y: Array, batch: Array | None) -> None:
-        self.head, self.shape = problem.network.head, problem.network.shape
+        self.head = classifier.head if problem.network.hidden else slice(0, y.size)
+        self.shape = problem.classes, -1
         self.w, self.l, self.scale = x.reshape(3, -1)
         self.y, self.labels = y, classifier.labels if batch is None else classifier.labels[batch]
         tuned = self._scaled(y)
