@@ -1,0 +1,115 @@
+"""AFL: anarchic federated learning (Yang, Zhang, Khanduri, Liu; ICML 2022), on bilevel problems as AFBO's authors did.
+
+AFL is a single level method: the server steps with the mean of the most recent updates of all clients (its cross-silo
+form, AFA-CS), each the average of as many local gradients as that client cared to take. The comparison in the AFBO
+paper says that AFL averages most recent gradients and has no distributed hypergradient; how y is trained there is not
+said. This is the reading here: a client is handed (x, y), averages the gradients of its local steps on y, takes its own
+hypergradient at (x, y) with its own Hessian, and sends both; the server steps x and y with the means over all clients.
+
+Where clients differ, the mean of local hypergradients is not ∇Φ: the method ends where that mean is 0, not at x*. Of
+the AFL paper only the abstract could be read; its algorithm is recalled. Steps shrink with the age of vectors as in
+AFBO, and like there the first round waits until all clients have been heard, so that the mean is one from the start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+
+from fbompi.algorithms.afbo import lower
+from fbompi.algorithms.inverse import conjugate_gradients, neumann
+from fbompi.algorithms.method import Method, UpperState
+from fbompi.algorithms.recent import EVER, Recent, gather
+from fbompi.algorithms.setting import Setting, SmoothnessKey
+from fbompi.algorithms.steps import DistanceOverGradients, StepYKey, UpperStep
+from fbompi.client import Client
+from fbompi.config import AtLeast
+from fbompi.errors import UserError
+from fbompi.links.link import Link
+from fbompi.messages import Array, Shapes, TaskFunction, task
+
+
+@task(takes="x y 1 1 1", gives="x y", local_steps=True)
+def local_sum(client: Client, x: Array, y: Array, step: Array, ell: Array, terms: Array) -> tuple[Array, Array]:
+    """The client's own hypergradient by a Neumann sum, and the mean of its local gradients."""
+    in_x, in_y = client.upper_grad(x, y)
+    v = neumann(lambda v: client.hvp(x, y, v), in_y, float(ell[0]), int(terms[0]))
+    return in_x - client.cross(x, y, v), lower(client, x, y, step)
+
+
+@task(takes="x y 1 1", gives="x y", local_steps=True)
+def local_cg(client: Client, x: Array, y: Array, step: Array, terms: Array) -> tuple[Array, Array]:
+    """The same by conjugate gradients, all products on one sample: they must be with one and the same Hessian."""
+    in_x, in_y = client.upper_grad(x, y)
+    batch = client.draw()
+    v = conjugate_gradients(lambda v: client.hvp(x, y, v, batch), in_y, int(terms[0]))
+    return in_x - client.cross(x, y, v, batch), lower(client, x, y, step)
+
+
+@dataclass(kw_only=True)
+class AflParameters(UpperStep):
+    """Parameters of AFL."""
+
+    step_y: StepYKey = "auto"
+    inverse: Annotated[Literal["neumann", "cg"], "of the client's own Hessian: Neumann sum, or conjugate gradients"] = (
+        "neumann"
+    )
+    terms: Annotated[int, "terms of the Neumann sum; products of conjugate gradients at most", AtLeast(1)] = 10
+    quorum: Annotated[
+        int | Literal["auto"], "answers that end a round; 0: from all clients; auto: 3, or all", AtLeast(0)
+    ] = "auto"
+    bound: Annotated[int, "oldest vector allowed; −1: any", AtLeast(-1)] = -1
+    adaptive: Annotated[bool, "shorten steps by 1/(1 + mean age)"] = True
+    smoothness: SmoothnessKey = "auto"
+
+
+@dataclass(kw_only=True)
+class AflState(UpperState):
+    """What the server knows between two rounds."""
+
+    recent: dict[str, Recent]
+    idle: set[int]
+
+
+class Afl(Method):
+    """Most recent local gradients and local hypergradients of all clients, averaged."""
+
+    name = "afl"
+    paper = "Yang, Zhang, Khanduri, Liu: Anarchic Federated Learning"
+    facts = {"order": "second (products)", "communication": "asynchronous", "rate": "none known; biased"}
+    Parameters = AflParameters
+    client_keys = ("local_steps", "batch")
+    tasks = {"neumann": local_sum, "cg": local_cg}
+
+    def __init__(self, parameters: AflParameters, setting: Setting) -> None:
+        super().__init__(parameters, setting)
+        p, m = parameters, setting.clients
+        self.quorum = min(3, m) if p.quorum == "auto" else p.quorum or m
+        self.bound = EVER if p.bound < 0 else p.bound
+        self.beta = self.step_y(p.step_y)
+        numbers = [self.beta, self.ell, p.terms] if p.inverse == "neumann" else [self.beta, p.terms]
+        self.numbers = [np.array([float(number)]) for number in numbers]
+
+    @classmethod
+    def used_tasks(cls, parameters: AflParameters, shapes: Shapes) -> dict[str, TaskFunction]:
+        p, m = parameters, len(shapes.blocks)
+        if p.quorum != "auto" and p.quorum > m:
+            raise UserError(f"algorithm.quorum = {p.quorum}: there are only {m} clients")
+        return {p.inverse: cls.tasks[p.inverse]}
+
+    def start(self, x: Array, y: Array) -> AflState:
+        recent = {self.p.inverse: Recent(("x", "y"), self.setting.shapes)}
+        return AflState(
+            x=x, y=y, rule=DistanceOverGradients.at(x), recent=recent, idle=set(range(self.setting.clients))
+        )  # fmt: skip
+
+    def round(self, s: AflState, link: Link) -> None:
+        """One step of the server on x and on y."""
+        invited = self.setting.participation.invited(link.round)
+        point = s.x, s.y, *self.numbers
+        (h, G), ages = gather(link, s.recent, s.idle, self.p.inverse, point, s.round, self.quorum, self.bound, invited)
+        shrink = 1 / (1 + float(ages.mean())) if self.p.adaptive else 1.0
+        s.y = self.setting.project_y(s.y - shrink * self.beta * G)
+        self.descend(s, h, shrink, lacking=(G,))

@@ -1,0 +1,102 @@
+"""FedAvg (McMahan, Moore, Ramage, Hampson, Agüera y Arcas 2017): one level, the baseline without loss tuning.
+
+x stays as it starts; y is trained on the lower objectives. In a round clients take local steps from the server's y, and
+the server averages where they end, with equal weights, the objective being the mean of the g_i. With more than one
+local step and clients that differ, it ends where the mean of their drifts is 0, not at y*(x); FedProx (`fedprox`) holds
+them back. The method is standard, and is written from memory.
+
+Clients of small capacity train submodels (`masks`): only what they hold travels, and each coordinate is averaged over
+those who hold it; where nobody does, it stays. These are the single level baselines of the RABO paper: ``masks =
+"static"``, ``"rolling"`` (FedRolex), ``"ordered"`` (HeteroFL), ``"importance"`` (as FIARSE and OAP, but with masks
+fixed in a round and no gradient through them).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+
+from fbompi.algorithms.masks import COVERING, Covering, MaskParameters, Submodels
+from fbompi.algorithms.method import Method, State
+from fbompi.algorithms.setting import Setting, SmoothnessKey
+from fbompi.algorithms.steps import StepYKey
+from fbompi.client import Client
+from fbompi.links.link import Link
+from fbompi.messages import Array, task
+
+
+@task(takes="x y 1 1", gives="y", local_steps=True)
+def train(client: Client, x: Array, y: Array, step: Array, mu: Array) -> Array:
+    """Where local steps on g_i + ½μ‖y − (the server's y)‖² end."""
+    center = y
+    for _ in range(client.local_steps):
+        y = y - step[0] * (client.lower_grad(x, y) + mu[0] * (y - center))
+    return y
+
+
+@task(takes="held_x held_y part_x part_y 1 1", gives="part_y", local_steps=True)
+def train_part(
+    client: Client, held_x: Array, held_y: Array, x: Array, y: Array, step: Array, mu: Array
+) -> Array:  # fmt: skip
+    """The same on a submodel."""
+    return train(client.held(held_x, held_y), x, y, step, mu)
+
+
+@dataclass(kw_only=True)
+class FedAvgParameters(MaskParameters):
+    """Parameters of FedAvg."""
+
+    masked: Annotated[
+        Literal["both", "x", "y"], "of which variable clients hold a part; of the other they hold all"
+    ] = "y"
+    step_y: StepYKey = "auto"
+    smoothness: SmoothnessKey = "auto"
+
+
+@dataclass(kw_only=True)
+class FedAvgState(Covering, State):
+    """What the server knows between two rounds."""
+
+
+class FedAvg(Method):
+    """Averages of models trained locally; the upper variable stays as it is."""
+
+    name = "fedavg"
+    paper = "McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data"
+    facts = {"order": "first", "communication": "synchronous", "rate": "O(1/√(nET)) nonconvex, one level"}
+    Parameters: ClassVar[Any] = FedAvgParameters
+    client_keys = ("local_steps", "batch", "capacity")
+    tasks = {"train": train, "train_part": train_part}
+    figure_meanings = {"covering_y": COVERING["covering_y"]}
+    proximity = 0.0  # μ
+
+    def __init__(self, parameters: Any, setting: Setting) -> None:
+        super().__init__(parameters, setting)
+        self.submodels = Submodels(parameters, setting)
+        self.whole = parameters.masks != "given" and setting.capacity.min() == 1
+
+    def start(self, x: Array, y: Array) -> FedAvgState:
+        return FedAvgState(x=x, y=y)
+
+    def round(self, s: FedAvgState, link: Link) -> None:
+        """Local steps everywhere, and the average of where they end."""
+        numbers = np.array([self.local_step()]), np.array([self.proximity])
+        if self.whole:
+            updates = self.ask(link, "train", s.x, s.y, *numbers)
+            y, holders = self.mean(updates), np.full(s.y.shape, len(updates))
+        else:
+            dealt = self.submodels.deal(s.round, s.x, s.y)
+            invited = self.setting.participation.invited(link.round)
+            y, holders = dealt.mean_y(dealt.ask(link, "train_part", invited, s.x, s.y, *numbers))
+        s.cover(holders_y=holders)
+        s.y = self.setting.project_y(np.where(holders, y, s.y))
+        s.round += 1
+
+    def local_step(self) -> float:
+        """As given, or 1/(ℓ + μ), which no quadratic makes unstable."""
+        return 1 / (self.ell + self.proximity) if self.p.step_y == "auto" else float(self.p.step_y)
+
+    def figures(self, s: FedAvgState) -> dict[str, float]:
+        return {"covering_y": s.covering()["covering_y"]}
