@@ -37,12 +37,11 @@ import numpy as np
 
 from fbompi.algorithms.inverse import neumann
 from fbompi.algorithms.method import Method, State
-from fbompi.algorithms.recent import EVER, Recent, gather
+from fbompi.algorithms.recent import Recent, bound_of, gather, quorum_of
 from fbompi.algorithms.setting import Setting, SmoothnessKey
 from fbompi.algorithms.steps import StepYKey
 from fbompi.client import Client
 from fbompi.config import Above, AtLeast, AtMost
-from fbompi.errors import UserError
 from fbompi.links.link import Link
 from fbompi.messages import Array, Shapes, TaskFunction, task
 
@@ -138,7 +137,6 @@ class Adbo(Method):
         super().__init__(parameters, setting)
         shapes = setting.shapes
         self.quorum, self.bound = self.patience(parameters, setting.clients)
-        self.beta = self.step_y(parameters.step_y)
         owners = np.zeros(shapes.dim_x)
         for block in shapes.blocks:
             owners[block] += 1
@@ -153,10 +151,7 @@ class Adbo(Method):
     def patience(cls, parameters: Any, clients: int) -> tuple[int, int]:
         """S and τ: whom an iteration waits for."""
         p = parameters
-        if p.quorum != "auto" and p.quorum > clients:
-            raise UserError(f"algorithm.quorum = {p.quorum}: there are only {clients} clients")
-        quorum = -(-clients // 2) if p.quorum == "auto" else p.quorum or clients
-        return quorum, EVER if p.bound < 0 else p.bound
+        return -(-clients // 2) if p.quorum == "auto" else quorum_of(p.quorum, clients), bound_of(p.bound)
 
     def start(self, x: Array, y: Array) -> AdboState:
         shapes, m = self.setting.shapes, self.setting.clients
@@ -176,6 +171,7 @@ class Adbo(Method):
         for _ in range(self.p.iterations):
             self.iterate(s, link)
         s.round += 1
+        self.heed()
 
     def figures(self, s: AdboState) -> dict[str, float]:
         return {"planes": float(s.duals.size), "gap": s.gap}

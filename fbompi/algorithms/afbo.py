@@ -23,7 +23,7 @@ import numpy as np
 
 from fbompi.algorithms.inverse import conjugate_gradients
 from fbompi.algorithms.method import Method, UpperState
-from fbompi.algorithms.recent import EVER, Recent, gather
+from fbompi.algorithms.recent import QuorumKey, Recent, bound_of, gather, quorum_of
 from fbompi.algorithms.setting import Setting, SmoothnessKey
 from fbompi.algorithms.steps import DistanceOverGradients, StepYKey, UpperStep
 from fbompi.client import Client
@@ -93,9 +93,7 @@ class AfboParameters(UpperStep):
     ] = "plain"
     inner_rounds: Annotated[int, "K, inner rounds on y per outer round", AtLeast(1)] = 10
     terms: Annotated[int, "N, rounds on v per outer round", AtLeast(1)] = 10
-    quorum: Annotated[
-        int | Literal["auto"], "answers that end a round; 0: from all clients; auto: 3, or all", AtLeast(0)
-    ] = "auto"
+    quorum: QuorumKey = "auto"
     inner_bound: Annotated[int, "ρ, oldest vector allowed in inner rounds; −1: none", AtLeast(-1)] = -1
     outer_bound: Annotated[int, "τ, oldest vector allowed in outer rounds; −1: none", AtLeast(-1)] = -1
     adaptive: Annotated[bool, "shorten steps by 1/(1 + mean age)"] = True
@@ -129,12 +127,11 @@ class Afbo(Method):
 
     def __init__(self, parameters: AfboParameters, setting: Setting) -> None:
         super().__init__(parameters, setting)
-        p, m = parameters, setting.clients
-        self.quorum = min(3, m) if p.quorum == "auto" else p.quorum or m
+        p = parameters
+        self.quorum = quorum_of(p.quorum, setting.clients)
         if p.hypergradient == "printed":
             warnings.warn("the printed formula is not a Hessian inverse: expect a wrong hypergradient", stacklevel=2)
-        self.inner_bound = EVER if p.inner_bound < 0 else p.inner_bound
-        self.outer_bound = EVER if p.outer_bound < 0 else p.outer_bound
+        self.inner_bound, self.outer_bound = bound_of(p.inner_bound), bound_of(p.outer_bound)
         self.lower = "lower" if p.drift == "plain" else "corrected"
 
     @property
@@ -150,9 +147,8 @@ class Afbo(Method):
 
     @classmethod
     def used_tasks(cls, parameters: AfboParameters, shapes: Shapes) -> dict[str, TaskFunction]:
-        p, m = parameters, len(shapes.blocks)
-        if p.quorum != "auto" and p.quorum > m:
-            raise UserError(f"algorithm.quorum = {p.quorum}: there are only {m} clients")
+        p = parameters
+        quorum_of(p.quorum, len(shapes.blocks))
         dense = p.hypergradient in ("dense", "printed")
         if dense and shapes.dim_y > DENSE_LIMIT:
             raise UserError(

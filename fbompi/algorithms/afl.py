@@ -21,12 +21,11 @@ import numpy as np
 from fbompi.algorithms.afbo import lower
 from fbompi.algorithms.inverse import conjugate_gradients, neumann
 from fbompi.algorithms.method import Method, UpperState
-from fbompi.algorithms.recent import EVER, Recent, gather
+from fbompi.algorithms.recent import QuorumKey, Recent, bound_of, gather, quorum_of
 from fbompi.algorithms.setting import Setting, SmoothnessKey
 from fbompi.algorithms.steps import DistanceOverGradients, StepYKey, UpperStep
 from fbompi.client import Client
 from fbompi.config import AtLeast
-from fbompi.errors import UserError
 from fbompi.links.link import Link
 from fbompi.messages import Array, Shapes, TaskFunction, task
 
@@ -57,9 +56,7 @@ class AflParameters(UpperStep):
         "neumann"
     )
     terms: Annotated[int, "terms of the Neumann sum; products of conjugate gradients at most", AtLeast(1)] = 10
-    quorum: Annotated[
-        int | Literal["auto"], "answers that end a round; 0: from all clients; auto: 3, or all", AtLeast(0)
-    ] = "auto"
+    quorum: QuorumKey = "auto"
     bound: Annotated[int, "oldest vector allowed; −1: any", AtLeast(-1)] = -1
     adaptive: Annotated[bool, "shorten steps by 1/(1 + mean age)"] = True
     smoothness: SmoothnessKey = "auto"
@@ -85,19 +82,12 @@ class Afl(Method):
 
     def __init__(self, parameters: AflParameters, setting: Setting) -> None:
         super().__init__(parameters, setting)
-        p, m = parameters, setting.clients
-        self.quorum = min(3, m) if p.quorum == "auto" else p.quorum or m
-        self.bound = EVER if p.bound < 0 else p.bound
-        self.beta = self.step_y(p.step_y)
-        numbers = [self.beta, self.ell, p.terms] if p.inverse == "neumann" else [self.beta, p.terms]
-        self.numbers = [np.array([float(number)]) for number in numbers]
+        self.quorum, self.bound = quorum_of(parameters.quorum, setting.clients), bound_of(parameters.bound)
 
     @classmethod
     def used_tasks(cls, parameters: AflParameters, shapes: Shapes) -> dict[str, TaskFunction]:
-        p, m = parameters, len(shapes.blocks)
-        if p.quorum != "auto" and p.quorum > m:
-            raise UserError(f"algorithm.quorum = {p.quorum}: there are only {m} clients")
-        return {p.inverse: cls.tasks[p.inverse]}
+        quorum_of(parameters.quorum, len(shapes.blocks))
+        return {parameters.inverse: cls.tasks[parameters.inverse]}
 
     def start(self, x: Array, y: Array) -> AflState:
         recent = {self.p.inverse: Recent(("x", "y"), self.setting.shapes)}
@@ -108,7 +98,8 @@ class Afl(Method):
     def round(self, s: AflState, link: Link) -> None:
         """One step of the server on x and on y."""
         invited = self.setting.participation.invited(link.round)
-        point = s.x, s.y, *self.numbers
+        numbers = [self.beta, self.ell, self.p.terms] if self.p.inverse == "neumann" else [self.beta, self.p.terms]
+        point = s.x, s.y, *(np.array([float(number)]) for number in numbers)
         (h, G), ages = gather(link, s.recent, s.idle, self.p.inverse, point, s.round, self.quorum, self.bound, invited)
         shrink = 1 / (1 + float(ages.mean())) if self.p.adaptive else 1.0
         s.y = self.setting.project_y(s.y - shrink * self.beta * G)

@@ -72,12 +72,9 @@ class FedMbo(Method):
 
     def round(self, s: UpperState, link: Link) -> None:
         """One outer round of Algorithm 1."""
-        beta = self.step_y(self.p.step_y)
-        if self.p.schedule == "theory":  # Theorem 1
-            beta *= self.theory_factor()
         for _ in range(self.p.inner_rounds):
             G = self.mean(self.ask(link, "lower", s.x, s.y))
-            s.y = self.setting.project_y(s.y - beta * G)
+            s.y = self.setting.project_y(s.y - self.beta * G)
         h = np.mean(self.chains(s.x, s.y, link, stream(self.setting.seed, "server", s.round)), axis=0)
         self.descend(s, h)
 

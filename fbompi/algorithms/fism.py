@@ -29,12 +29,11 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from fbompi.algorithms.recent import EVER, Recent, gather
+from fbompi.algorithms.recent import EVER, QuorumKey, Recent, gather, quorum_of
 from fbompi.algorithms.regularized import Regularized, RegularizedParameters, RegularizedState
 from fbompi.algorithms.setting import Setting
 from fbompi.client import Client
-from fbompi.config import Above, AtLeast, AtMost
-from fbompi.errors import UserError
+from fbompi.config import Above, AtMost
 from fbompi.links.link import Link
 from fbompi.messages import Array, Shapes, TaskFunction, task
 
@@ -78,11 +77,7 @@ class FismParameters(RegularizedParameters):
     """Parameters of FISM."""
 
     mode: Annotated[Literal["synchronous", "asynchronous"], "wait for all clients, or for a quorum"] = "synchronous"
-    quorum: Annotated[
-        int | Literal["auto"],
-        "asynchronous: answers that end a round; 0: from all clients; auto: 3, or all",
-        AtLeast(0),
-    ] = "auto"
+    quorum: QuorumKey = "auto"
     sample: Annotated[float, "part of its functions that a client sweeps per task", Above(0), AtMost(1)] = 1.0
     order: Annotated[Literal["stored", "random"], "of a sweep over all of them; of a sample: always random"] = "stored"
 
@@ -106,16 +101,14 @@ class Fism(Regularized):
 
     def __init__(self, parameters: FismParameters, setting: Setting) -> None:
         super().__init__(parameters, setting)
-        p, S = parameters, setting.clients
-        self.quorum = min(3, S) if p.quorum == "auto" else p.quorum or S
+        p = parameters
+        self.quorum = quorum_of(p.quorum, setting.clients)
         self.part = np.array([AS_STORED if p.sample == 1 and p.order == "stored" else p.sample])
 
     @classmethod
     def used_tasks(cls, parameters: FismParameters, shapes: Shapes) -> dict[str, TaskFunction]:
-        p, S = parameters, len(shapes.blocks)
-        if p.quorum != "auto" and p.quorum > S:
-            raise UserError(f"algorithm.quorum = {p.quorum}: there are only {S} clients")
-        return super().used_tasks(p, shapes)
+        quorum_of(parameters.quorum, len(shapes.blocks))
+        return super().used_tasks(parameters, shapes)
 
     @classmethod
     def sweep_kind(cls, parameters: FismParameters) -> str:

@@ -106,6 +106,12 @@ class Method(ABC):
         """What ``schedule = "theory"`` multiplies steps with: √(n/T), as for n clients in an average and T rounds."""
         return min(1.0, math.sqrt(self.setting.participation.count / self.setting.rounds))
 
+    @property
+    def beta(self) -> float:
+        """The step on y, with the same factor as that on x where both follow the theory."""
+        theory = getattr(self.p, "schedule", "") == "theory"
+        return self.step_y(self.p.step_y) * (self.theory_factor() if theory else 1.0)
+
     def step_y(self, given: float | str) -> float:
         """A step on y: as given, or 1/ℓ."""
         return 1 / self.ell if given == "auto" else float(given)

@@ -6,16 +6,35 @@ steps the client had been asked for it. Averages run over all m clients, in clie
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from fbompi.config import AtLeast
+from fbompi.errors import UserError
 from fbompi.links.link import Link
 from fbompi.messages import Array, Shapes, Update
 
 NEVER = -(1 << 62)  # the stamp of a client that has not been heard
 Point = Any  # the arrays of a task, the same for all clients, or a function of the client that gives them
 EVER = 1 << 60  # a bound that only a client never heard exceeds
+
+
+QuorumKey = Annotated[
+    int | Literal["auto"], "answers that end an asynchronous round; 0: from all clients; auto: 3, or all", AtLeast(0)
+]
+
+
+def quorum_of(given: int | str, clients: int) -> int:
+    """How many answers end a round; more than there are clients are refused."""
+    if given != "auto" and int(given) > clients:
+        raise UserError(f"algorithm.quorum = {given}: there are only {clients} clients")
+    return min(3, clients) if given == "auto" else int(given) or clients
+
+
+def bound_of(given: int) -> int:
+    """The oldest vector allowed; −1 stands for any."""
+    return EVER if given < 0 else given
 
 
 class Recent:
