@@ -52,19 +52,31 @@ class Client:
         """Run a task function from a clean slate; `costs` and `seconds` tell afterwards what it took."""
         self.number, self.local_steps, self.costs, self._rng = number, local_steps, list(NO_COSTS), None
         self._curvature, self._gradient = [0.0], None
-        traced = function in self._seen and (function, local_steps) not in self._seen and not tracemalloc.is_tracing()
-        self._seen |= {function, (function, local_steps)} if traced else {function}
-        if traced:
-            tracemalloc.start()
+        if (function, local_steps) not in self._seen and self._first_time(function, local_steps):
+            return self._traced(function, arrays)
+        begin = time.perf_counter()
+        result = self._run(function, arrays)
+        self.seconds = time.perf_counter() - begin
+        return result
+
+    def _first_time(self, function: TaskFunction, local_steps: int) -> bool:
+        """Whether the memory of this task is to be traced: the first time of so many steps, if not of its kind."""
+        if function not in self._seen or tracemalloc.is_tracing():
+            self._seen.add(function)
+            return False
+        self._seen.add((function, local_steps))
+        return True
+
+    def _traced(self, function: TaskFunction, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        """The same with its memory traced, which takes longer."""
+        tracemalloc.start()
         try:
             begin = time.perf_counter()
             result = self._run(function, arrays)
             self.seconds = time.perf_counter() - begin
-            if traced:
-                self.costs[MEMORY] = tracemalloc.get_traced_memory()[1] + sum(array.nbytes for array in arrays)
+            self.costs[MEMORY] = tracemalloc.get_traced_memory()[1] + sum(array.nbytes for array in arrays)
         finally:
-            if traced:
-                tracemalloc.stop()
+            tracemalloc.stop()
         return result
 
     def _run(self, function: TaskFunction, arrays: Sequence[Array]) -> tuple[Array, ...]:

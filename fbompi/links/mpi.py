@@ -383,8 +383,9 @@ class Host:
         if queue:
             self._turn.append(client)
         worker, function = self._workers[client], self._functions[kind]
-        takes, gives = (self._shapes.layout(words, client) for words in (function.takes, function.gives))
-        answer = framed(worker.answer(function, number, steps, split(payload, takes)), gives)
+        layout = self._shapes.layout
+        answer = worker.answer(function, number, steps, split(payload, layout(function.takes, client)))
+        answer = framed(answer, layout(function.gives, client))
         now = time.perf_counter()
         reply = 0, kind, client, number, answer, steps, 0.0, worker.seconds, worker.curvature, worker.costs
         if delay > 0:
