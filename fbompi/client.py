@@ -111,6 +111,11 @@ class Client:
         part.oracles = oracles.held(held_x, unpack_mask(mask_y, oracles.problem.dim_y))
         return part
 
+    def project_x(self, x: Array) -> Array:
+        """The projection of x, for local steps; where a client owns only a block there is none but the server's."""
+        whole = self.oracles.size_x == self.oracles.problem.dim_x
+        return self.oracles.problem.project_x(x) if whole and hasattr(self.oracles.problem, "project_x") else x
+
     def draw(self) -> Array | None:
         """A minibatch for the lower oracles, with replacement, where several calls must see the same; None: all."""
         return self._draw(self.oracles.lower_size)

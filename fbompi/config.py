@@ -84,6 +84,9 @@ class Clients:
 
     count: Annotated[int | Literal["auto"], "clients; auto: 18, or one per client rank if more", AtLeast(1)] = "auto"
     local_steps: Annotated[int | list[int], "local steps per task, or [low, high] drawn per task", AtLeast(1)] = 1
+    steps_by: Annotated[
+        Literal["task", "client"], "local_steps [low, high]: drawn for every task, or for every client"
+    ] = "task"
     batch: Annotated[int, "samples per oracle call; 0: the whole shard", AtLeast(0)] = 0
     participation: Annotated[float, "sampled clients per round, as a fraction of all", Above(0), AtMost(1)] = 1.0
     replacement: Annotated[bool, "sample clients with replacement"] = False
@@ -356,9 +359,10 @@ def _refuse_unused(clients: Clients, method: Any, source: Source) -> None:
     """A key that would change nothing is a mistake of the user's, or a wrong comparison."""
     from fbompi.algorithms.method import ANYONE
 
+    used_keys = {"count", *ANYONE, *method.client_keys, *(["steps_by"] if "local_steps" in method.client_keys else [])}
     for key, spec in (keys_of(Clients) or {}).items():
         value = getattr(clients, key)
-        if key not in ("count", *ANYONE, *method.client_keys) and value != spec.default:
+        if key not in used_keys and value != spec.default:
             used = ", ".join((*method.client_keys, *ANYONE))
             raise UserError(
                 f"{source.of('clients', key)}: clients.{key} = {value}: {method.name} does not use it; it uses {used}"

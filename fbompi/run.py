@@ -97,7 +97,8 @@ def link_arguments(parts: Parts) -> tuple:
     """What every link is made from."""
     config = parts.config
     delays = DelayModel(config.delays, parts.clients, config.run.seed)
-    return parts.functions, parts.shapes, delays, config.clients.local_steps, config.run.seed
+    clients = config.clients
+    return parts.functions, parts.shapes, delays, clients.local_steps, config.run.seed, clients.steps_by == "client"
 
 
 class Driver:

@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fbompi import cli, registry
+from fbompi.algorithms.method import ANYONE
 from fbompi.config import SECTIONS, Config, Key, _members, keys_of, load, resolve, tomllib
 from fbompi.errors import UserError
 
@@ -80,7 +81,7 @@ NEAREST = [
     ({"qqq": {}}, "[qqq]", "known: algorithm, clients"),
     ({"run": {"algorithm": "afb0"}}, "afb0", '"afbo"'),
     ({"run": {"algorithm": "AFBO"}}, "AFBO", "afbo"),
-    ({"run": {"algorithm": "zzz"}}, "zzz", "known: afbo"),
+    ({"run": {"algorithm": "zzz"}}, "zzz", "known: adbo, afbo"),
     ({"run": {"problem": "quadratc"}}, "quadratc", '"quadratic"'),
     ({"run": {"problem": "zzz"}}, "zzz", "known: datacleaning, fewshot"),
     ({"run": {"algorithm": "fedmbo"}, "algorithm": {"inner_bound": 1}}, "algorithm.inner_bound", "inner_rounds"),
@@ -259,7 +260,8 @@ def values(key: Key) -> st.SearchStrategy:
         if get_origin(member) is Literal:
             members.append(st.sampled_from(get_args(member)))
         elif get_origin(member) is list:
-            members.append(st.tuples(whole, whole).map(sorted))
+            number = kinds[get_args(member)[0]]
+            members.append(st.tuples(number, number).map(sorted))
         else:
             members.append(kinds[member])
     return st.one_of(members)
@@ -275,7 +277,7 @@ def valid_tables(draw: st.DrawFn) -> dict[str, dict]:
     algorithm = draw(st.sampled_from(sorted(registry.algorithms())))
     problem = draw(st.sampled_from(sorted(registry.problems())))
     tables = {name: draw(some_of(keys_of(section))) for name, section in SECTIONS.items()}
-    used = ("count", *registry.algorithm(algorithm).client_keys)
+    used = ("count", *ANYONE, *registry.algorithm(algorithm).client_keys)
     tables["clients"] = {key: value for key, value in tables["clients"].items() if key in used}
     tables["run"] |= {"algorithm": algorithm, "problem": problem}
     tables["algorithm"] = draw(some_of(keys_of(registry.algorithm(algorithm).Parameters)))

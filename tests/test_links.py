@@ -133,6 +133,12 @@ def test_local_steps_are_drawn_from_the_range_given() -> None:
     assert steps == {*(("lower", n) for n in (2, 3, 4, 5)), ("product", 1), ("cross", 1)}
 
 
+def test_local_steps_drawn_for_clients_stay_with_them() -> None:
+    d = play(quadratic(clients={"local_steps": [1, 9], "steps_by": "client"}), 10)
+    steps = {(e[0], e[6]) for e in d.link.events if d.link.kinds[e[1]] == "lower"}
+    assert len(steps) == 18 and len({n for _, n in steps}) > 3
+
+
 @pytest.mark.parametrize("algorithm", ["afbo", "fedmbo"])
 def test_the_same_seed_gives_the_same_bits_on_virtual(run_file, algorithm: str) -> None:
     base = options(run_algorithm=algorithm, run_rounds=15, clients_batch=7)

@@ -12,19 +12,19 @@ M = 6
 BOTH = pytest.mark.parametrize("algorithm", ["simfbo", "shrofbo"])
 
 
+UNEQUAL = {"local_steps": [1, 9], "steps_by": "client"}
+
+
 def driver(algorithm: str, local_steps=1, problem=None, **parameters):
-    d = federation(
+    return federation(
         {
             "run": {"problem": "quadratic", "algorithm": algorithm},
             "problem": {"dim_x": 4, "dim_y": 6, "condition": 10.0, **(problem or {})},
-            "clients": {"count": M, "local_steps": [1, 5] if local_steps == "unequal" else local_steps},
+            "clients": {"count": M, **(UNEQUAL if local_steps == "unequal" else {"local_steps": local_steps})},
             "delays": {"model": "none"},
             "algorithm": parameters,
         }
     )
-    if local_steps == "unequal":  # numbers that stay with their clients: 5 for half of them, 1 for the others
-        d.link._local_steps.value = lambda client, index: 5 if client < M // 2 else 1  # type: ignore[method-assign]
-    return d
 
 
 def distance(d, x: np.ndarray) -> float:
@@ -68,12 +68,15 @@ def test_the_server_moves_to_the_average_of_the_points_where_simultaneous_local_
         np.testing.assert_allclose(reached, np.mean(points, axis=0), rtol=1e-12)
 
 
-@pytest.mark.parametrize(("algorithm", "weights"), [("simfbo", [5, 5, 5, 1, 1, 1]), ("shrofbo", [1, 1, 1, 1, 1, 1])])
-def test_clients_that_take_more_steps_weigh_more_in_simfbo_and_alike_in_shrofbo(algorithm, weights) -> None:
+@BOTH
+def test_clients_that_take_more_steps_weigh_more_in_simfbo_and_alike_in_shrofbo(algorithm) -> None:
     d = driver(algorithm, "unequal")
     problem, x, y, v = d.parts.problem, np.ones(4), np.linspace(-1, 1, 6), np.linspace(1, 2, 6)
     still = [np.array([a]) for a in (1.0, 0.0, 0.0, 0.0)]  # local steps of length 0
-    found = d.method.aggregate(d.method.ask(d.link, "stored", x, y, v, *still))
+    updates = d.method.ask(d.link, "stored", x, y, v, *still)
+    found, steps = d.method.aggregate(updates), [update.task.local_steps for update in updates]
+    assert len(set(steps)) > 2
+    weights = steps if algorithm == "simfbo" else np.ones(M)
     parts = [directions(problem.shard(i, M), problem.curvature, x, y, v) for i in range(M)]
     for d_k, each in zip(found, zip(*parts)):
         np.testing.assert_allclose(d_k, np.average(each, axis=0, weights=weights), rtol=1e-12)

@@ -45,12 +45,6 @@ def _as_it_is(z: Array) -> Array:
     return z
 
 
-def projection(client: Client) -> Callable[[Array], Array]:
-    """That of x, for local steps; a client that owns a block of x only has none, and the server's must do."""
-    problem = client.oracles.problem
-    return getattr(problem, "project_x", _as_it_is) if client.oracles.size_x == problem.dim_x else _as_it_is
-
-
 def along(
     direction: Callable[[Array], Array],
     z: Array,
@@ -106,7 +100,7 @@ def hypergradient(client: Client, x: Array, y: Array, p: Array) -> Array:
 def outer(client: Client, x: Array, y: Array, h: Array, step: Array) -> Array:
     """FedOut: by how much local steps on x, of which only ∇_x f_i changes on the way, differ from h on average."""
     direction = corrected(lambda z, batch: client.upper_grad(z, y, batch)[0], client.draw_upper, x, h)
-    return along(direction, x, step, client.local_steps, projection(client)) - h
+    return along(direction, x, step, client.local_steps, client.project_x) - h
 
 
 @dataclass(kw_only=True)
@@ -133,11 +127,6 @@ class FedNest(Method):
         "lower": lower, "svrg": svrg, "fedavg": fedavg, "begin": begin, "factor": factor,
         "hypergradient": hypergradient, "outer": outer,
     }  # fmt: skip
-
-    @property
-    def beta(self) -> float:
-        """The step on y."""
-        return self.step_y(self.p.step_y) * (self.theory_factor() if self.p.schedule == "theory" else 1.0)
 
     @classmethod
     def used_tasks(cls, parameters: Any, shapes: Shapes) -> dict[str, TaskFunction]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fbompi.algorithms.fednest import EstimatorKey, InnerRoundsKey, TermsKey, along, fedavg, projection
+from fbompi.algorithms.fednest import EstimatorKey, InnerRoundsKey, TermsKey, along, fedavg
 from fbompi.algorithms.inverse import neumann
 from fbompi.algorithms.method import Method, UpperState
 from fbompi.algorithms.setting import SmoothnessKey
@@ -34,7 +34,7 @@ def sampled(client: Client, x: Array, y: Array, step: Array, ell: Array, terms: 
             p = p - client.hvp(z, y, p) / ell[0]
         return d - client.cross(z, y, p)
 
-    return along(direction, x, step, client.local_steps, projection(client))
+    return along(direction, x, step, client.local_steps, client.project_x)
 
 
 @task(takes="x y 1 1 1", gives="x", local_steps=True)
@@ -46,7 +46,7 @@ def summed(client: Client, x: Array, y: Array, step: Array, ell: Array, terms: A
         v = neumann(lambda v: client.hvp(z, y, v), b, ell[0], int(terms[0]))
         return d - client.cross(z, y, v)
 
-    return along(direction, x, step, client.local_steps, projection(client))
+    return along(direction, x, step, client.local_steps, client.project_x)
 
 
 @dataclass(kw_only=True)
@@ -80,9 +80,8 @@ class LFedNest(Method):
     def round(self, s: UpperState, link: Link) -> None:
         """T rounds on y, one on x."""
         p = self.p
-        beta = self.step_y(p.step_y) * (self.theory_factor() if p.schedule == "theory" else 1.0)
         for _ in range(p.inner_rounds):
-            d = self.mean(self.ask(link, "fedavg", s.x, s.y, np.array([beta])))
-            s.y = self.setting.project_y(s.y - beta * d)
+            d = self.mean(self.ask(link, "fedavg", s.x, s.y, np.array([self.beta])))
+            s.y = self.setting.project_y(s.y - self.beta * d)
         numbers = (np.array([number]) for number in (s.step, self.ell, p.terms))
         self.descend(s, self.mean_x(self.ask(link, p.estimator, s.x, s.y, *numbers)))

@@ -46,7 +46,7 @@ def local(
         total_z += h_z
         total_y += h_y
         total_x += h_x
-        z, y, x = z - step_z[0] * h_z, y - step_y[0] * h_y, x - step_x[0] * h_x
+        z, y, x = z - step_z[0] * h_z, y - step_y[0] * h_y, client.project_x(x - step_x[0] * h_x)
     tau = client.local_steps
     return total_z / tau, total_y / tau, total_x / tau
 

@@ -108,9 +108,12 @@ class Method(ABC):
 
     @property
     def beta(self) -> float:
-        """The step on y, with the same factor as that on x where both follow the theory."""
-        theory = getattr(self.p, "schedule", "") == "theory"
-        return self.step_y(self.p.step_y) * (self.theory_factor() if theory else 1.0)
+        """The step on y."""
+        return self.scheduled(self.step_y(self.p.step_y))
+
+    def scheduled(self, step: float) -> float:
+        """A step on y or v, with the same factor as that on x where all follow the theory."""
+        return step * self.theory_factor() if getattr(self.p, "schedule", "") == "theory" else step
 
     def step_y(self, given: float | str) -> float:
         """A step on y: as given, or 1/ℓ."""

@@ -25,7 +25,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from fbompi.algorithms.fednest import projection
 from fbompi.algorithms.method import Method, UpperState
 from fbompi.algorithms.setting import SmoothnessKey
 from fbompi.algorithms.steps import DistanceOverGradients, StepYKey, UpperStep
@@ -42,12 +41,11 @@ def directions(
 ) -> Iterator[tuple[Array, Array, Array]]:
     """The directions in x, y and v of τ local steps on all three at once."""
     eta_x, eta_y, eta_v = (step[0] / client.local_steps for step in steps)
-    project = projection(client)
     for _ in range(client.local_steps):
         f_x, f_y = client.upper_grad(x, y)
         d_x, d_y, d_v = f_x - client.cross(x, y, v), client.lower_grad(x, y), client.hvp(x, y, v) - f_y
         yield d_x, d_y, d_v
-        x, y, v = project(x - eta_x * d_x), y - eta_y * d_y, v - eta_v * d_v
+        x, y, v = client.project_x(x - eta_x * d_x), y - eta_y * d_y, v - eta_v * d_v
 
 
 def weights(client: Client, discount: Array) -> list[float]:
@@ -117,8 +115,7 @@ class SimFbo(Method):
     def round(self, s: SimFboState, link: Link) -> None:
         """The local steps, and the server's along the average of their sums."""
         p = self.p
-        factor = self.theory_factor() if p.schedule == "theory" else 1.0
-        beta, gamma = (factor * self.step_y(step) for step in (p.step_y, p.step_v))
+        beta, gamma = self.beta, self.scheduled(self.step_y(p.step_v))
         numbers = (np.array([number]) for number in (p.discount, s.step, beta, gamma))
         updates = self.ask(link, "stored" if p.store else "summed", s.x, s.y, s.v, *numbers)
         d_x, d_y, d_v = self.aggregate(updates)

@@ -82,7 +82,7 @@ class Link(ABC):
     delays
         The clock's model; on real links only what is injected.
     local_steps
-        A number, or [low, high] drawn per task.
+        A number, or [low, high], drawn for every task or, with `steps_by_client`, for every client.
     """
 
     name = ""
@@ -94,6 +94,7 @@ class Link(ABC):
         delays: DelayModel,
         local_steps: int | list[int],
         seed: int,
+        steps_by_client: bool = False,
     ) -> None:
         self.functions = all_tasks(functions)
         self.kinds = list(self.functions)
@@ -101,6 +102,7 @@ class Link(ABC):
         self.clients = len(shapes.blocks)
         low, high = local_steps if isinstance(local_steps, list) else (local_steps, local_steps)
         self._local_steps = Table(seed, "local steps", lambda rng, n: rng.integers(low, high + 1, n))
+        self._steps_by_client = steps_by_client
         self._fixed_steps = low if low == high else None
         self.mean_local_steps = (low + high) / 2  # of tasks that take any
         self.round = 0  # rounds of communication: how often the server had what it waited for
@@ -135,7 +137,7 @@ class Link(ABC):
         fixed = self._fixed_steps if self.functions[kind].local_steps else 1
         for client in map(int, clients):
             index = self._sent[client]
-            steps = fixed or int(self._local_steps.value(client, index))
+            steps = fixed or int(self._local_steps.value(client, 0 if self._steps_by_client else index))
             delay, compute = self._times(client, index, steps)
             number = self._next_number
             task = Task(number, client, kind, arrays, stamp, self.round, steps, now, delay, compute)

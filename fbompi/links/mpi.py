@@ -384,8 +384,8 @@ class Host:
             self._turn.append(client)
         worker, function = self._workers[client], self._functions[kind]
         layout = self._shapes.layout
-        answer = worker.answer(function, number, steps, split(payload, layout(function.takes, client)))
-        answer = framed(answer, layout(function.gives, client))
+        arrays = worker.answer(function, number, steps, split(payload, layout(function.takes, client)))
+        answer = framed(arrays, layout(function.gives, client))
         now = time.perf_counter()
         reply = 0, kind, client, number, answer, steps, 0.0, worker.seconds, worker.curvature, worker.costs
         if delay > 0:
