@@ -107,6 +107,8 @@ class Client:
         """This client with a submodel: its oracles take and give the coordinates of these masks, as they travel."""
         part, oracles = copy.copy(self), self.oracles
         part._rng = self.rng  # one randomness; costs and curvature are shared lists, so one account
+        if self.device is not None:  # which coordinates are held is known on the host, where submodels are made
+            mask_x, mask_y = self.device.to_host(mask_x), self.device.to_host(mask_y)
         held_x = unpack_mask(mask_x, oracles.size_x)
         part.oracles = oracles.held(held_x, unpack_mask(mask_y, oracles.problem.dim_y))
         return part

@@ -242,7 +242,7 @@ class Oracles:
             found = self.problem.lower_grads(self.shard, X, batch)
             if found is not None:
                 return found
-        return lambda Y: np.stack([self.lower_grad(x, y, batch) for x, y in zip(X, Y, strict=True)])
+        return lambda Y: library(Y).stack([self.lower_grad(x, y, batch) for x, y in zip(X, Y, strict=True)])
 
     def lower_grad_x(self, x: Array, y: Array, batch: Array | None = None) -> Array:
         """∇_x g; from central differences of g along each coordinate where the problem has none."""
@@ -274,9 +274,15 @@ class Oracles:
 
 def spread(part: Array, held: Array, size: int) -> Array:
     """The coordinates of a submodel at their places in a vector of this size, zeros elsewhere; or those of several."""
-    full = library(part).zeros((*part.shape[:-1], size))
-    full[..., held] = part
+    xp = library(part)
+    full = xp.zeros((*part.shape[:-1], size))
+    full[..., xp.asarray(held)] = part
     return full
+
+
+def gather(full: Array, held: Array) -> Array:
+    """The coordinates of a submodel out of a vector, or out of several."""
+    return full[..., library(full).asarray(held)]
 
 
 class CutOut(Oracles):
@@ -300,23 +306,23 @@ class CutOut(Oracles):
 
     def upper_grad(self, x: Array, y: Array, batch: Array | None = None) -> tuple[Array, Array]:
         in_x, in_y = self.whole.upper_grad(self._x(x), self._y(y), batch)
-        return in_x[self.held_x], in_y[self.held_y]
+        return gather(in_x, self.held_x), gather(in_y, self.held_y)
 
     def lower_grad(self, x: Array, y: Array, batch: Array | None = None) -> Array:
-        return self.whole.lower_grad(self._x(x), self._y(y), batch)[self.held_y]
+        return gather(self.whole.lower_grad(self._x(x), self._y(y), batch), self.held_y)
 
     def lower_grads(self, X: Array, batch: Array | None = None) -> Callable[[Array], Array]:
         gradients = self.whole.lower_grads(self._x(X), batch)
-        return lambda Y: gradients(self._y(Y))[:, self.held_y]
+        return lambda Y: gather(gradients(self._y(Y)), self.held_y)
 
     def lower_grad_x(self, x: Array, y: Array, batch: Array | None = None) -> Array:
-        return self.whole.lower_grad_x(self._x(x), self._y(y), batch)[self.held_x]
+        return gather(self.whole.lower_grad_x(self._x(x), self._y(y), batch), self.held_x)
 
     def hvp(self, x: Array, y: Array, v: Array, batch: Array | None = None) -> Array:
-        return self.whole.hvp(self._x(x), self._y(y), self._y(v), batch)[self.held_y]
+        return gather(self.whole.hvp(self._x(x), self._y(y), self._y(v), batch), self.held_y)
 
     def cross(self, x: Array, y: Array, v: Array, batch: Array | None = None) -> Array:
-        return self.whole.cross(self._x(x), self._y(y), self._y(v), batch)[self.held_x]
+        return gather(self.whole.cross(self._x(x), self._y(y), self._y(v), batch), self.held_x)
 
 
 def _along(gradient, at: Array, v: Array) -> Array:

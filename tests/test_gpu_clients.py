@@ -19,7 +19,7 @@ from cuda_shim import Shim
 from cuda_shim.arrays import GpuArray
 from federation import federation, play
 
-from fbompi import launch
+from fbompi import launch, registry
 from fbompi.algorithms.afbo import matrices
 from fbompi.client import Client
 from fbompi.kernels.cuda.device import using
@@ -36,19 +36,39 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cuda")
 
 
+def equal_on_both(build: Path, algorithm: str, problem: str, batch: int, most: float) -> set[str]:
+    """Play three rounds on the CPU and on the device, compare the iterates, and tell what was launched."""
+    keys = registry.algorithm(algorithm).client_keys
+    clients = {"count": 5, "batch": batch, **({"capacity": [1.0, 0.5, 0.25]} if "capacity" in keys else {})}
+    sizes = {"train": 100, **({"hidden": 4} if problem == "hyperrep" else {})}
+    tables = {"run": {"algorithm": algorithm, "problem": problem}, "clients": clients, "problem": sizes}
+    here = play(federation(tables), 3)
+    with using(Shim(build)) as device:
+        there = play(federation({**tables, "problem": {**sizes, "backend": "cuda"}}), 3)
+    for name in ("x", "y"):
+        one, other = getattr(here.state, name), getattr(there.state, name)
+        assert type(other) is np.ndarray
+        np.testing.assert_allclose(other, one, rtol=0, atol=most * abs(one).max())
+    assert not (here.state.y == 0).all()
+    return set(device.launches)
+
+
 @pytest.mark.parametrize("algorithm", ["fedmbo", "afbo"])
 @pytest.mark.parametrize("batch", [0, 8])
 def test_a_run_on_a_gpu_is_the_run_on_the_cpu_to_rounding(build: Path, algorithm: str, batch: int) -> None:
-    tables = {"run": {"algorithm": algorithm}, "clients": {"count": 5, "batch": batch}, "problem": {"train": 100}}
-    here = play(federation(tables), 3)
-    with using(Shim(build)) as device:
-        tables["problem"]["backend"] = "cuda"
-        there = play(federation(tables), 3)
-    for name in ("x", "y"):
-        one, other = getattr(here.state, name), getattr(there.state, name)
-        assert type(other) is np.ndarray and not (one == 0).all()
-        np.testing.assert_allclose(other, one, rtol=0, atol=1e-11 * abs(one).max())
-    assert {"gather_rows", "jacobian_rows", "along_rows", "softmax_rows"} <= set(device.launches)
+    launched = equal_on_both(build, algorithm, "hypercleaning", batch, 1e-11)
+    assert {"gather_rows", "jacobian_rows", "along_rows", "softmax_rows"} <= launched
+
+
+OTHERS = [n for n, m in registry.algorithms().items() if m.family == "smooth" and n not in ("fedmbo", "afbo")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", ["hypercleaning", "hyperrep", "regcoef"])
+@pytest.mark.parametrize("algorithm", OTHERS)
+def test_every_method_runs_on_a_gpu_as_on_the_cpu(build: Path, algorithm: str, problem: str) -> None:
+    """To rounding; finite differences, of rafbo, are as exact as they can be."""
+    equal_on_both(build, algorithm, problem, 8, 1e-6 if algorithm == "rafbo" else 1e-11)
 
 
 class GradientsOnly:

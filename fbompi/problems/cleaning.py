@@ -18,11 +18,10 @@ import numpy as np
 from fbompi.config import Above
 from fbompi.data.content import label_type
 from fbompi.data.samples import Samples, TrainKey, ValidationKey
-from fbompi.kernels import on_gpu
-from fbompi.kernels.cuda.device import current
 from fbompi.messages import Array
 from fbompi.problems.network import Network
 from fbompi.problems.scores import area_under_roc, hits
+from fbompi.problems.sums import sums
 
 
 @dataclass
@@ -163,9 +162,4 @@ class Cleaning(Samples, ABC):
 
 def _put(values: Array, size: int, batch: Array | None) -> Array:
     """Values of a batch at their places in the whole block; a sample drawn twice counts twice."""
-    if batch is None:
-        return values
-    if on_gpu(values):  # on the host: a GPU adds in any order, and the bits would change from run to run
-        device = current()
-        return device.asarray(np.bincount(device.to_host(batch), device.to_host(values), size))
-    return np.bincount(batch, values, size)
+    return values if batch is None else sums(batch, values, size)

@@ -66,11 +66,12 @@ class HyperRepresentation(Samples):
 
     def submodel(self, shard: Shard, held_x: Array, held_y: Array) -> Shard | None:
         """Of whole hidden units; None of anything else."""
-        units = np.unique(held_x // (self.features + 1))
-        train, in_x, in_y = shard.train.held(units)
-        if not (np.array_equal(in_x, held_x) and np.array_equal(in_y, held_y)):
+        of_x, of_y = self.units()
+        units = np.unique(of_x[held_x])
+        whole_x, whole_y = np.isin(of_x, units), np.isin(of_y, [*units, -1])
+        if not (np.array_equal(np.flatnonzero(whole_x), held_x) and np.array_equal(np.flatnonzero(whole_y), held_y)):
             return None
-        return Shard(train, shard.validation.held(units)[0], shard.test)
+        return Shard(shard.train.held(units)[0], shard.validation.held(units)[0], shard.test)
 
     def size(self, shard: Shard) -> tuple[int, int]:
         return len(shard.validation.labels), len(shard.train.labels)
@@ -92,9 +93,10 @@ class HyperRepresentation(Samples):
 
     def lower_grads(self, shard, X, batch):
         """Activations are computed once for every copy."""
-        zero = np.zeros(shard.train.dim_y)
+        xp = shard.train.xp
+        zero = xp.zeros(shard.train.dim_y)
         heads = [shard.train.at(x, zero, batch).head.data for x in X]
-        return lambda Y: np.stack([head.at(y).gradient(ridge=self.ridge).ravel() for head, y in zip(heads, Y)])
+        return lambda Y: xp.stack([head.at(y).gradient(ridge=self.ridge).ravel() for head, y in zip(heads, Y)])
 
     def lower_grad_x(self, shard, x, y, batch) -> Array:
         return shard.train.at(x, y, batch).gradient()[0]

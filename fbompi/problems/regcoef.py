@@ -24,8 +24,9 @@ from fbompi.data.samples import Samples, ScalingKey, TrainKey
 from fbompi.errors import UserError
 from fbompi.kernels.regression import Regression
 from fbompi.messages import Array
-from fbompi.problem import spread
+from fbompi.problem import gather, spread
 from fbompi.problems.scores import hits
+from fbompi.problems.sums import sums
 
 
 @dataclass
@@ -118,15 +119,15 @@ class RegularisationCoefficients(Samples):
 
     def _ridge(self, shard: Shard, x: Array) -> Array:
         """2c(x), of each feature, or of each coordinate of y that a submodel holds; or that of several x."""
-        if shard.held_x is None:
+        if shard.held_x is None or shard.columns is None:
             return 2 * self.coefficients(x)[0]
-        return 2 * self.coefficients(spread(x, shard.held_x, self.dim_x))[0][..., shard.columns]
+        return 2 * gather(self.coefficients(spread(x, shard.held_x, self.dim_x))[0], shard.columns)
 
     def _by_feature(self, shard: Shard, values: Array) -> Array:
         """Sums over outputs of what is given for each coordinate of y."""
-        if shard.columns is None:
+        if shard.held_x is None or shard.columns is None:
             return values.reshape(-1, self.dim_x).sum(axis=0)
-        return np.bincount(shard.columns, values, self.dim_x)[shard.held_x]
+        return gather(sums(shard.columns, values, self.dim_x), shard.held_x)
 
     def upper(self, shard, x, y, batch) -> float:
         return shard.validation.at(y, batch).value()
