@@ -6,6 +6,7 @@ Methods that move x must lower the upper objective, the others the lower one. FB
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "hyperrep": ("hyperrep", {"hidden": 8}),
     "vsloss": ("vsloss", {}),
     "vsloss, network": ("vsloss", {"model": "mlp", "hidden": 8}),
+    "fewshot": ("fewshot", {"tasks": 18, "test_tasks": 9, "hidden": 8, "queries": 5}),
     "location": ("location", {}),
     "sparse-logistic": ("sparse-logistic", {}),
 }
@@ -68,7 +70,9 @@ CASES = [(name, label) for name in registry.algorithms() for label in PROBLEMS i
 
 
 @pytest.mark.parametrize(("name", "label"), CASES)
-def test_automatic_steps_descend(name: str, label: str) -> None:
+def test_automatic_steps_descend(real_data: Callable[[str], str], name: str, label: str) -> None:
+    if label == "fewshot":
+        real_data("omniglot")
     for seed in seeds():
         values = course(name, label, seed)
         print(f"{name:9} {label:27} seed {seed}: {' '.join(f'{v:.4g}' for v in values)}")
