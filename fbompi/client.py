@@ -7,6 +7,7 @@ randomness on (seed, client, task number). That is what allows a task to be sent
 from __future__ import annotations
 
 import copy
+import math
 import time
 import tracemalloc
 from collections.abc import Sequence
@@ -28,8 +29,8 @@ class Client:
 
     `costs` tells after a task what it took: samples on which gradients (values count as these), Hessian products and
     cross products were evaluated; the work, which is samples times the coordinates that the oracle was given; and the
-    peak of memory in bytes, the shard apart. Memory is traced once for every kind of task and number of local steps,
-    not at its first time, when kernels are still being loaded.
+    peak of memory in bytes, the shard apart and a GPU's not counted. Memory is traced once for every kind of task (not
+    at its first time, when kernels are still being loaded) and whenever one has more local steps than any before.
 
     `curvature` is the largest that the task has met of the lower objective: ‖Hv‖/‖v‖ of its Hessian products, and on
     whole shards ‖∇_y g(y) − ∇_y g(y')‖/‖y − y'‖ of gradients one after the other. It never exceeds the true ℓ of the
@@ -44,7 +45,9 @@ class Client:
         self._curvature = [0.0]
         self._gradient: tuple[Array, Array, Array] | None = None  # the last x, y and ∇_y g on the whole shard
         self._rng: np.random.Generator | None = None
-        self._seen: set[Any] = set()  # kinds of tasks, and with their local steps those whose memory is known
+        self._traced: dict[
+            TaskFunction, int
+        ] = {}  # kinds of tasks seen, and the most local steps whose memory is known
 
     def answer(
         self, function: TaskFunction, number: int, local_steps: int, arrays: Sequence[Array]
@@ -52,32 +55,28 @@ class Client:
         """Run a task function from a clean slate; `costs` and `seconds` tell afterwards what it took."""
         self.number, self.local_steps, self.costs, self._rng = number, local_steps, list(NO_COSTS), None
         self._curvature, self._gradient = [0.0], None
-        if (function, local_steps) not in self._seen and self._first_time(function, local_steps):
-            return self._traced(function, arrays)
         begin = time.perf_counter()
         result = self._run(function, arrays)
         self.seconds = time.perf_counter() - begin
+        if local_steps > self._traced.get(function, -1):
+            self._trace(function, local_steps, arrays)
         return result
 
-    def _first_time(self, function: TaskFunction, local_steps: int) -> bool:
-        """Whether the memory of this task is to be traced: the first time of so many steps, if not of its kind."""
-        if function not in self._seen or tracemalloc.is_tracing():
-            self._seen.add(function)
-            return False
-        self._seen.add((function, local_steps))
-        return True
-
-    def _traced(self, function: TaskFunction, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        """The same with its memory traced, which takes longer."""
+    def _trace(self, function: TaskFunction, local_steps: int, arrays: Sequence[Array]) -> None:
+        """Run the task once more for its memory, which takes longer: its answer and its costs are known."""
+        first, self._traced[function] = function not in self._traced, local_steps if function in self._traced else 0
+        if first or tracemalloc.is_tracing():
+            return
+        costs, curvature = self.costs, self._curvature
+        self.costs, self._curvature, self._rng, self._gradient = list(NO_COSTS), [0.0], None, None
+        self.oracles.forget()
         tracemalloc.start()
         try:
-            begin = time.perf_counter()
-            result = self._run(function, arrays)
-            self.seconds = time.perf_counter() - begin
-            self.costs[MEMORY] = tracemalloc.get_traced_memory()[1] + sum(array.nbytes for array in arrays)
+            self._run(function, arrays)
+            costs[MEMORY] = tracemalloc.get_traced_memory()[1] + sum(array.nbytes for array in arrays)
         finally:
             tracemalloc.stop()
-        return result
+            self.costs, self._curvature = costs, curvature
 
     def _run(self, function: TaskFunction, arrays: Sequence[Array]) -> tuple[Array, ...]:
         if self.device is not None:
@@ -138,7 +137,7 @@ class Client:
             batch = self._draw(size)
         samples = size if batch is None else len(batch)
         self.costs[oracle] += samples
-        self.costs[WORK] += samples * (x.size + y.size)
+        self.costs[WORK] += samples * self.oracles.computed(x, y)
         return batch
 
     def upper_grad(self, x: Array, y: Array, batch: Array | None = FRESH) -> tuple[Array, Array]:
@@ -149,18 +148,18 @@ class Client:
     def lower_grad(self, x: Array, y: Array, batch: Array | None = FRESH) -> Array:
         batch = self._count(GRADIENTS, batch, self.oracles.lower_size, x, y)
         gradient = self._checked(self.oracles.lower_grad(x, y, batch), y, "lower_grad")
-        if batch is None and self.device is None:
+        if batch is None:
             self._compare(x, y, gradient)
         return gradient
 
     def _compare(self, x: Array, y: Array, gradient: Array) -> None:
         """Note the curvature between this point and the last one at the same x, unless they are too close to tell."""
-        last, self._gradient = self._gradient, (x, y, gradient)
+        last, self._gradient = self._gradient, (x, y, gradient.copy())  # whoever asked may change what it was given
         if last is None or last[0] is not x:
             return
-        moved = float(np.linalg.norm(y - last[1]))
-        if moved > 1e-4 * float(np.linalg.norm(y)):
-            self._meet(float(np.linalg.norm(gradient - last[2])) / moved)
+        moved = _norm(y - last[1])
+        if moved > 1e-4 * _norm(y):
+            self._meet(_norm(gradient - last[2]) / moved)
 
     def lower_grad_x(self, x: Array, y: Array, batch: Array | None = FRESH) -> Array:
         batch = self._count(GRADIENTS, batch, self.oracles.lower_size, x, y)
@@ -169,8 +168,8 @@ class Client:
     def hvp(self, x: Array, y: Array, v: Array, batch: Array | None = FRESH) -> Array:
         batch = self._count(HVPS, batch, self.oracles.lower_size, x, y)
         product = self._checked(self.oracles.hvp(x, y, v, batch), y, "hvp")
-        if self.device is None and (length := float(np.linalg.norm(v))) > 0:
-            self._meet(float(np.linalg.norm(product)) / length)
+        if (length := _norm(v)) > 0:
+            self._meet(_norm(product) / length)
         return product
 
     def cross(self, x: Array, y: Array, v: Array, batch: Array | None = FRESH) -> Array:
@@ -199,6 +198,11 @@ class Client:
             name = type(self.oracles.problem).__name__
             raise ValueError(f"{name}.{oracle} of client {self.index}: shape {result.shape}, expected {like.shape}")
         return result
+
+
+def _norm(v: Array) -> float:
+    """Also of an array on a GPU."""
+    return math.sqrt(float(v @ v))
 
 
 @task(takes="x y", gives="1 1")

@@ -360,8 +360,19 @@ def _refuse_unused(clients: Clients, method: Any, source: Source) -> None:
     from fbompi.algorithms.method import ANYONE
 
     used_keys = {"count", *ANYONE, *method.client_keys, *(["steps_by"] if "local_steps" in method.client_keys else [])}
+    needs = {  # keys that mean something only with another one
+        "stay": ("presence", "anarchic"), "away": ("presence", "anarchic"), "schedule": ("presence", "schedule"),
+    }  # fmt: skip
     for key, spec in (keys_of(Clients) or {}).items():
         value = getattr(clients, key)
+        if key in needs and value != spec.default and getattr(clients, needs[key][0]) != needs[key][1]:
+            where, other = source.of("clients", key), f'clients.{needs[key][0]} = "{needs[key][1]}"'
+            raise UserError(f"{where}: clients.{key} = {value}: has no effect without {other}")
+        if key == "steps_by" and value != spec.default and not isinstance(clients.local_steps, list):
+            where = source.of("clients", key)
+            raise UserError(
+                f"{where}: clients.steps_by = {value}: has no effect without clients.local_steps = [low, high]"
+            )
         if key not in used_keys and value != spec.default:
             used = ", ".join((*method.client_keys, *ANYONE))
             raise UserError(

@@ -12,7 +12,7 @@ from fbompi.algorithms.method import ANYONE
 from fbompi.config import Key, keys_of
 from fbompi.problem import DERIVED, NONSMOOTH, REQUIRED, family, native_oracles
 
-# What the participation of [clients] means for a method; all of it is there for every one.
+# What the participation of [clients] means for a method; docs/methods.md says which rounds need others too.
 PARTICIPATION = {
     "synchronous": "full, sampled (with or without replacement), scheduled, anarchic; anew in every round",
     "asynchronous": "whoever answers; of the idle, all, a sample, the scheduled or the present are asked",

@@ -27,6 +27,7 @@ _MAGIC = b"fbompi 2"
 assert _HEADER.size <= 8 * HEADER_WORDS
 
 BITS = 48  # of a mask in one number: whole numbers of so many bits are exact in float64
+WORDS = ("x", "y", "1", "yy", "xy", "metrics", "held_x", "held_y", "part_x", "part_y")  # see `task`
 PARTS = ("part_x", "part_y")  # words of any length up to that of the client's x or y; the payload begins with theirs
 
 
@@ -223,6 +224,17 @@ def _split_parts(payload: Array, layout: Layout) -> tuple[Array, ...]:
     if payload.size != ends[-1]:
         raise ValueError(f"a payload of {payload.size} numbers where {ends[-1]} were expected")
     return tuple([payload[a:b].reshape(shape) for a, b, shape in zip(ends, ends[1:], shapes)])
+
+
+def check_shapes(arrays: Sequence[Array], words: tuple[str, ...], layout: Layout, where: str) -> None:
+    """Refuse arrays that are not what a task declares; a vector of one entry would otherwise spread over all."""
+    shapes = [getattr(array, "shape", None) for array in arrays]
+    if len(shapes) != len(words):
+        raise ValueError(f"{where}: {len(shapes)} arrays, expected {len(words)}: {' '.join(words)}")
+    for i, (shape, (_, _, expected)) in enumerate(zip(shapes, layout.places)):
+        short = i in layout.parts and shape is not None and len(shape) == 1 and shape[0] <= expected[0]
+        if shape != expected and not short:
+            raise ValueError(f'{where}: shape {shape} for "{words[i]}", expected {expected}')
 
 
 def framed(arrays: Sequence[Array], layout: Layout) -> Sequence[Array]:

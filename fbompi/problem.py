@@ -213,6 +213,14 @@ class Oracles:
         self.upper_size, self.lower_size = size if isinstance(size, tuple) else (size, size)
         self._last: tuple[bytes, Oracles] | None = None  # the last submodel asked for
 
+    def computed(self, x: Array, y: Array) -> int:
+        """Of how many coordinates an oracle at (x, y) works."""
+        return x.size + y.size
+
+    def forget(self) -> None:
+        """Let go of the last submodel, so that the next one is made anew."""
+        self._last = None
+
     def held(self, held_x: Array, held_y: Array) -> Oracles:
         """The oracles of the submodel with these coordinates: the problem's own, or cut out of those of the whole."""
         key = np.concatenate([[held_x.size], held_x, held_y]).tobytes()
@@ -220,7 +228,7 @@ class Oracles:
             shard = None
             if hasattr(self.problem, "submodel"):
                 shard = self.problem.submodel(self.shard, held_x, held_y)
-            part = CutOut(self, held_x, held_y) if shard is None else Oracles(self.problem, shard)
+            part = CutOut(self, held_x, held_y) if shard is None else Oracles(self.problem, shard, held_x.size)
             self._last = key, part
         return self._last[1]
 
@@ -291,6 +299,9 @@ class CutOut(Oracles):
     def __init__(self, whole: Oracles, held_x: Array, held_y: Array) -> None:
         super().__init__(whole.problem, whole.shard, whole.size_x)
         self.whole, self.held_x, self.held_y = whole, held_x, held_y
+
+    def computed(self, x: Array, y: Array) -> int:
+        return self.size_x + self.problem.dim_y
 
     def _x(self, x: Array) -> Array:
         return spread(x, self.held_x, self.size_x)

@@ -299,7 +299,8 @@ class Recorder:
         self.file, self.driver, self.progress = file, driver, progress
         config = driver.parts.config
         self.settings, self.rounds = config.record, config.run.rounds
-        self._row_of: dict[int, int] = {}  # round -> row
+        self._row_of: dict[int, int] = {}  # round -> row, of evaluations under way
+        self._last_row = 0
         self._counted = dict.fromkeys(
             (*COSTS[:-1], "bytes", "bytes_up", "seconds"), 0.0
         )  # of events, from the first on
@@ -319,12 +320,16 @@ class Recorder:
         row = {"round": state.round, "time": link.now, "grad_norm": state.gradient_norm,
                "age": float(np.mean(ages)) if ages else 0.0, "smoothness": self.driver.method.ell,
                **self._counters(link), **self.driver.method.figures(state)}  # fmt: skip
+        method = self.driver.method
+        if unknown := set(method.figures(state)) - set(method.figure_meanings):
+            raise UserError(f"method: figures gives {', '.join(unknown)}, which figure_meanings does not explain")
         if hasattr(problem, "exact"):
             row.update(problem.exact(state.x, state.y, clients))
             if unknown := set(row) - set(self.file.columns):
                 raise UserError(f"problem: exact gives {', '.join(unknown)}, which exact_meanings does not explain")
             self.progress.note(row)
-        self._row_of[state.round] = self.file.append(row, (state.x, state.y) if self.settings.iterates else None)
+        self._last_row = self.file.append(row, (state.x, state.y) if self.settings.iterates else None)
+        self._row_of[state.round] = self._last_row
         self.file.flush()
         if self.settings.metrics:
             link.evaluate(state.round, state.x, state.y)
@@ -334,6 +339,8 @@ class Recorder:
         link.finish_evaluations()
         self.fetch(link)
         self._write_events(link)
+        self.file.fill(self._last_row, self._counters(link))
+        self.file.flush()
 
     def _counters(self, link: Any) -> dict[str, float]:
         """The costs so far."""

@@ -11,8 +11,10 @@ import importlib.util
 import pkgutil
 import sys
 import traceback
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -73,6 +75,7 @@ def problem(name: str) -> Any:
 def _method_of(name: str) -> Any:
     """A user's method; told where it lacks something."""
     from fbompi.algorithms.method import Method
+    from fbompi.messages import WORDS
 
     found = _from_file("run.algorithm", name)
     if not isinstance(found, type) or not issubclass(found, Method):
@@ -81,6 +84,17 @@ def _method_of(name: str) -> Any:
     missing += sorted(found.__abstractmethods__)
     if missing:
         raise UserError(f'run.algorithm = "{name}": lacks {", ".join(missing)}; docs/methods.md has an example')
+    if not is_dataclass(found.Parameters):
+        raise UserError(f'run.algorithm = "{name}": Parameters is not a dataclass; docs/methods.md has an example')
+    for kind, function in found.tasks.items():
+        words = (*getattr(function, "takes", ()), *getattr(function, "gives", ()))
+        if not words:
+            raise UserError(f'run.algorithm = "{name}": task "{kind}" is not declared with @task(takes=..., gives=...)')
+        if unknown := set(words) - set(WORDS):
+            known = ", ".join(WORDS)
+            raise UserError(f'run.algorithm = "{name}": task "{kind}": no word {", ".join(unknown)}; known: {known}')
+        if kind in ("hello", "evaluate"):
+            raise UserError(f'run.algorithm = "{name}": task "{kind}": the run itself has one of that name')
     return found
 
 
@@ -94,7 +108,8 @@ def _from_file(key: str, name: str) -> Any:
         there = False
     if not there:
         raise UserError(f'{key} = "{name}": there is no file {path}')
-    spec = importlib.util.spec_from_file_location(f"fbompi_user_{file.stem}", file.resolve())
+    module_name = f"fbompi_user_{file.stem}_{zlib.crc32(bytes(file.resolve())):x}"  # two files may have one name
+    spec = importlib.util.spec_from_file_location(module_name, file.resolve())
     if spec is None or spec.loader is None:
         raise UserError(f'{key} = "{name}": {path} is not a Python file (.py)')
     module = importlib.util.module_from_spec(spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,28 +121,41 @@ class Driver:
             parts.shapes, smoothness, config.run.rounds, config.run.seed,
             Participation(config.clients, parts.clients, config.run.seed), capacities(config.clients, parts.clients),
             getattr(problem, "project_x", _same), getattr(problem, "project_y", _same), lambda: link.curvature,
+            config.clients.batch,
         )  # fmt: skip
         if hasattr(problem, "units"):
             with registry.told(f"problem {config.run.problem}, units"):
-                setting.units = problem.units()
+                setting.units = _checked_units(problem)
         if method.family == "nonsmooth":
             setting.outer, setting.outer_subgradient = problem.outer, problem.outer_subgradient
             setting.outer_convexity, setting.components = problem.outer_convexity, problem.components
         self.setting = setting
-        self.method = method(config.algorithm, setting)
-        self.state = self.method.start(x, y)
+        with self._told("__init__ and start"):
+            self.method = method(config.algorithm, setting)
+            self.state = self.method.start(x, y)
         self.server_seconds = 0.0
 
     def run(self, recorder: Any, stop: Any) -> bool:
         """All rounds, unless asked to stop; `recorder` is shown the state before the first and after each."""
         recorder.see(self.state, self.link)
         while not self.over and not stop.asked:
-            begin, waited = time.perf_counter(), self.link.waited
-            self.method.round(self.state, self.link)
-            self.server_seconds += time.perf_counter() - begin - (self.link.waited - waited)
+            self.advance()
             recorder.see(self.state, self.link)
         recorder.finish(self.link)
         return self.over
+
+    def advance(self) -> None:
+        """One outer round."""
+        begin, waited = time.perf_counter(), self.link.waited
+        with self._told("round"):
+            self.method.round(self.state, self.link)
+        self.method.heed()
+        self.server_seconds += time.perf_counter() - begin - (self.link.waited - waited)
+
+    def _told(self, doing: str) -> AbstractContextManager:
+        """An error in a user's own method is told with the lines of that method; in ours it is ours."""
+        name = self.parts.config.run.algorithm
+        return registry.told(f"method {name}, {doing}") if ":" in name else nullcontext()
 
     @property
     def over(self) -> bool:
@@ -159,6 +173,19 @@ def capacities(settings: Clients, clients: int) -> Array:
     if not given:
         raise UserError("clients.capacity = []: expected at least one fraction")
     return np.resize(np.array(given, np.float64), clients)
+
+
+def _checked_units(problem: Any) -> tuple[Array, Array]:
+    """What a problem says of its units, refused where it does not fit."""
+    units = tuple(np.asarray(part) for part in problem.units())
+    sizes = (problem.dim_x,), (problem.dim_y,)
+    fits = len(units) == 2 and all(
+        part.shape == size and (part.dtype.kind in "iu" and part.min(initial=-1) >= -1)
+        for part, size in zip(units, sizes)
+    )
+    if not fits:
+        raise ValueError(f"expected whole numbers of at least -1, one for each coordinate of x and of y: {sizes}")
+    return units[0], units[1]
 
 
 def _start(parts: Parts) -> tuple[Array, Array]:

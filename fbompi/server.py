@@ -37,13 +37,17 @@ def drive(parts: Parts, link: Link, out: Destination, where: dict[str, Any], qui
             raise
         progress = Progress(parts.config.run.rounds, "s" if link.name == "mpi" else "virtual s", quiet)
         status = "failed"
+        final: dict[str, tuple[np.ndarray, str]] = {}
         try:
             completed = driver.run(Recorder(file, driver, progress), stop)
+            final = _results(driver)
             link.close()
             status = "complete" if completed else "interrupted"
         finally:
             progress.end()
-            file.finish(status, _final(driver))
+            state = driver.state
+            last = {"x": (state.x, "the upper variable"), "y": (state.y, "the lower variable")}
+            file.finish(status, {**last, **final})
     if not completed:
         if where["ranks"] > 1:
             mpi.finish()
@@ -74,8 +78,7 @@ def _create(parts: Parts, driver: Driver, link: Link, out: Destination, where: d
     return RunFile(out, attributes, link.kinds, clients, {k: (v, "") for k, v in meanings.items()}, dims, dealt)
 
 
-def _final(driver: Driver) -> dict[str, tuple[np.ndarray, str]]:
-    """What a run leaves at its end: the last iterate, and what else the method gives."""
-    state, method = driver.state, driver.method
-    results = {name: (array, method.result_meanings[name]) for name, array in method.results(state).items()}
-    return {"x": (state.x, "the upper variable"), "y": (state.y, "the lower variable"), **results}
+def _results(driver: Driver) -> dict[str, tuple[np.ndarray, str]]:
+    """What a method gives at the end beside the last iterate, with its meanings."""
+    method = driver.method
+    return {name: (array, method.result_meanings[name]) for name, array in method.results(driver.state).items()}

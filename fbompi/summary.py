@@ -18,9 +18,11 @@ NOT_METRICS = {"round", "time", "age", "smoothness", "x", "y", *COUNTERS}
 def summary(path: str | Path) -> dict[str, Any]:
     """The figures of a run."""
     with reading(path) as file:
-        attributes = {k: v.item() if isinstance(v, np.generic) else v for k, v in file.attrs.items()}
+        attributes = {k: _plain(v) for k, v in file.attrs.items()}
         config = tomllib.loads(attributes.pop("config"))
         trajectory, events, clients = file["trajectory"], file["events"][:], file["clients"][:]
+        if not all(isinstance(name, str) for name in trajectory):
+            raise ValueError("a column of the trajectory without a name")
         rounds = trajectory["round"][:]
         return {
             "file": str(path),
@@ -57,9 +59,15 @@ def summary(path: str | Path) -> dict[str, Any]:
         }
 
 
+def _plain(value: Any) -> Any:
+    """A value that JSON has: what is not finite is null there."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
 def _last(trajectory: h5py.Group, name: str) -> float | None:
     """The last entry of a column, where the file has it."""
-    return float(trajectory[name][-1]) if name in trajectory and len(trajectory[name]) else None
+    return _plain(trajectory[name][-1]) if name in trajectory and len(trajectory[name]) else None
 
 
 def _course(column: h5py.Dataset) -> dict[str, Any]:

@@ -19,5 +19,5 @@ def federation(tables: dict[str, Any]) -> Driver:
 def play(driver: Driver, rounds: int) -> Driver:
     """Run some rounds without recording."""
     for _ in range(rounds):
-        driver.method.round(driver.state, driver.link)
+        driver.advance()
     return driver

@@ -226,6 +226,6 @@ def test_reaches_x_star_under_delays(run_file) -> None:
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_reaches_x_star_on_mpi(run_file, ranks: int) -> None:
     """With a quorum that needs every host: on few cores the one beside the server may hardly ever get its turn."""
-    error = trajectory(run_file(*CONVERGE, *options(algorithm_quorum=14), "-n", ranks), "x_error")[-1]
+    error = trajectory(run_file(*CONVERGE, *options(algorithm_quorum=14, run_rounds=250), "-n", ranks), "x_error")[-1]
     print(f"{ranks} ranks: relative error {error:.4g}")
     assert error < 1e-2

@@ -279,6 +279,14 @@ def valid_tables(draw: st.DrawFn) -> dict[str, dict]:
     tables = {name: draw(some_of(keys_of(section))) for name, section in SECTIONS.items()}
     used = ("count", *ANYONE, *registry.algorithm(algorithm).client_keys)
     tables["clients"] = {key: value for key, value in tables["clients"].items() if key in used}
+    keys = tables["clients"]
+    if {"stay", "away"} & keys.keys():
+        keys["presence"] = "anarchic"
+        keys.pop("schedule", None)
+    elif "schedule" in keys:
+        keys["presence"] = "schedule"
+    if "steps_by" in keys:
+        keys["local_steps"] = [1, 2]
     tables["run"] |= {"algorithm": algorithm, "problem": problem}
     tables["algorithm"] = draw(some_of(keys_of(registry.algorithm(algorithm).Parameters)))
     tables["problem"] = draw(some_of(keys_of(registry.problem(problem))))

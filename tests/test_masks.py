@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fbompi.algorithms.mask_file import read_masks
 from fbompi.algorithms.masks import Covering, MaskParameters, Submodels
 from fbompi.algorithms.setting import Setting
 from fbompi.config import Clients
@@ -230,7 +231,7 @@ def test_where_clients_own_blocks_of_x_the_mask_is_over_the_block() -> None:
     assert [masks.masks(j, 2, x, np.zeros(2))[0].tolist() for j in (0, 2)] == [[1, 0, 0], [0, 0, 1]]
     dealt = masks.deal(0, x, np.zeros(2))
     mean, holders = dealt.mean_x(answers(dealt, [0, 2], [np.array([6.0]), np.array([9.0])]))
-    np.testing.assert_array_equal(mean, [2, 0, 0, 0, 0, 0, 3, 0, 0])  # of three clients: two have nothing to say
+    np.testing.assert_array_equal(mean, [3, 0, 0, 0, 0, 0, 4.5, 0, 0])  # of two that answered: one has nothing to say
     np.testing.assert_array_equal(holders, [1, 0, 0, 0, 0, 0, 1, 0, 0])
 
 
@@ -293,8 +294,9 @@ def test_a_row_of_units_holds_their_coordinates_of_both_variables(tmp_path: Path
         ("m.txt", b"", "ends with .npz or .csv"),
         ("no.csv", None, "cannot be read"),
         ("no.npz", None, "cannot be read"),
-        ("m.npz", b"PK\x03\x04 damaged", "cannot be read"),
-        ("m.npz", b"", "cannot be read"),
+        ("m.npz", b"PK\x03\x04 damaged", "is not an .npz file"),
+        ("m.npz", b"", "is not an .npz file"),
+        ("m.npz", b"0,1\n2,3\n", "is not an .npz file"),
         ("m.csv", b"\xff\xfe\x00", "cannot be read"),
         ("m.csv", b"0,1\n", "1 rows: expected 2"),
         ("m.csv", b"# nothing\n", "0 rows: expected 2"),
@@ -333,3 +335,43 @@ def test_arrays_that_are_no_masks_are_refused(tmp_path: Path, arrays: dict[str, 
 def test_rows_of_units_are_refused_where_there_are_two_kinds() -> None:
     with pytest.raises(UserError, match=r"use an \.npz file"):
         submodels(plain(2, 4), 0.5, masks="given", masks_file="m.csv")
+
+
+def test_damaged_archives_of_masks_are_refused(tmp_path: Path) -> None:
+    import zipfile
+
+    path = tmp_path / "m.npz"
+    np.savez_compressed(path, y=np.zeros((2, 4)))
+    whole = path.read_bytes()
+    for place in range(30, len(whole) - 80, 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
+        with pytest.raises(UserError, match=r"m\.npz"):
+            read_masks(str(path), submodels(plain(4, 4), 0.5, masked="y"))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("y", "no array")
+    with pytest.raises(UserError, match="not an array"):
+        read_masks(str(path), submodels(plain(4, 4), 0.5, masked="y"))
+
+
+def test_work_is_that_of_the_whole_where_a_problem_has_no_submodels() -> None:
+    from fbompi.client import WORK, Client
+    from fbompi.messages import pack_mask
+    from fbompi.problem import Oracles
+    from fbompi.problems.quadratic import Quadratic
+
+    class Whole(Quadratic):
+        name = ""
+        submodel = None
+
+        def __getattribute__(self, name: str):
+            if name == "submodel":
+                raise AttributeError(name)
+            return super().__getattribute__(name)
+
+    spent = {}
+    for problem in (Quadratic(), Whole()):
+        client = Client(Oracles(problem, problem.shard(0, 2)), 0, 0, 0)
+        half = client.held(pack_mask(np.arange(10) < 5), pack_mask(np.arange(20) < 10))
+        half.lower_grad(np.zeros(5), np.zeros(10))
+        spent[type(problem).__name__] = client.costs[WORK]
+    assert spent == {"Quadratic": 32 * 15, "Whole": 32 * 30}

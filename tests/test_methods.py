@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -115,17 +116,69 @@ def test_the_automatic_step_waits_for_y_and_v_where_they_take_one_step_for_each_
     assert max(errors) <= 1.01 and errors[-1] < 0.15
 
 
-@pytest.mark.parametrize(
-    "line, says",
-    [
-        ("Soba(Method)", "subclass"),
-        ("    def round(self, s, link):", "lacks round"),
-        ('    name = "soba"\n', "lacks name"),
-    ],
-)
-def test_a_method_that_lacks_something_is_told(fbompi, tmp_path: Path, line: str, says: str) -> None:
+FIGURE = "    def figures(self, s):\n        return {'q': 1.0}\n\n    def start"
+SLIPS = {
+    "no method": ("Soba(Method)", "Soba", "subclass"),
+    "no round": ("    def round(self, s, link):", "    def run(self, s, link):", "lacks round"),
+    "no name": ('    name = "soba"\n', "", "lacks name"),
+    "no task": ('@task(takes="x y y", gives="y y x")\n', "", "is not declared with @task"),
+    "no word": ('takes="x y y"', 'takes="x y z"', "no word z"),
+    "no dataclass": ("    Parameters = Parameters", "    Parameters = dict", "Parameters is not a dataclass"),
+    "a name of the run": ('{"directions": directions}', '{"hello": directions}', "the run itself has one"),
+    "no such kind": ('link, "directions"', 'link, "direction"', "KeyError: 'direction'"),
+    "in start": ("np.zeros_like(y)", "np.zeros_like(z)", "NameError: name 'z'"),
+    "a short answer": ("client.lower_grad(x, y),", "client.lower_grad(x, y)[:1],", 'for "y", expected (20,)'),
+    "too few answers": (", f_x - client.cross(x, y, v)", "", "2 arrays, expected 3: y y x"),
+    "a figure without a meaning": ("    def start", FIGURE, "figures gives q, which figure_meanings does not explain"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_in_a_method_is_told_with_the_line_and_without_ours(fbompi, tmp_path: Path, slip: str) -> None:
+    found, broken, says = SLIPS[slip]
     code = example(tmp_path)
-    broken = {"Soba(Method)": "Soba", "    def round(self, s, link):": "    def run(self, s, link):"}.get(line, "")
-    (tmp_path / "soba.py").write_text(code.replace(line, broken), encoding="utf-8")
-    result = fbompi("run", *options(run_algorithm="soba.py:Soba"))
-    assert result.status == 2 and says in result.err and result.err.count("\n") == 1, result
+    assert found in code
+    (tmp_path / "soba.py").write_text(code.replace(found, broken), encoding="utf-8")
+    result = fbompi("run", *options(run_algorithm="soba.py:Soba", run_problem="quadratic", run_rounds=2))
+    assert result.status == 2 and says in result.err and "fbompi/run.py" not in result.err, result
+
+
+@needs_mpi
+def test_a_short_answer_is_refused_on_ranks_too(fbompi, tmp_path: Path) -> None:
+    found, broken, says = SLIPS["a short answer"]
+    (tmp_path / "soba.py").write_text(example(tmp_path).replace(found, broken), encoding="utf-8")
+    result = fbompi("run", "-n", 3, *options(run_algorithm="soba.py:Soba", run_problem="quadratic", run_rounds=2))
+    assert result.status != 0 and says in result.err, result
+
+
+def test_results_without_a_meaning_leave_a_file_that_says_it_failed(fbompi, tmp_path: Path) -> None:
+    code = example(tmp_path).replace(
+        "    def start", "    def results(self, s):\n        return {'q': s.x}\n\n    def start"
+    )
+    (tmp_path / "soba.py").write_text(code, encoding="utf-8")
+    keys = options(run_algorithm="soba.py:Soba", run_problem="quadratic", run_rounds=2)
+    assert fbompi("run", *keys, "--out", tmp_path / "q.h5").status != 0
+    with h5py.File(tmp_path / "q.h5") as file:
+        assert file.attrs["status"] == "failed" and "x" in file["final"]
+
+
+def test_two_files_of_one_name_do_not_meet(fbompi, tmp_path: Path) -> None:
+    code = example(tmp_path)
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "one/my.py").write_text(code, encoding="utf-8")
+    (tmp_path / "two/my.py").write_text("from fbompi.problems.quadratic import Quadratic as Mine\n", encoding="utf-8")
+    result = fbompi("run", *options(run_algorithm="one/my.py:Soba", run_problem="two/my.py:Mine", run_rounds=2))
+    assert result.status == 0, result
+
+
+@pytest.mark.parametrize("problem", ["quadratic", "location"])
+def test_figures_for_machines_are_json_that_every_machine_reads(fbompi, problem: str) -> None:
+    method = "fedmbo" if problem == "quadratic" else "fism"
+    keys = options(run_algorithm=method, run_problem=problem, run_rounds=2, clients_count=3)
+
+    def refuse(word: str) -> float:
+        raise AssertionError(f"{word} is not JSON")
+
+    result = fbompi("run", "--json", "--quiet", *keys)
+    assert json.loads(result.out, parse_constant=refuse)["costs"]["communication"] > 0

@@ -133,7 +133,7 @@ def test_a_problem_without_second_derivatives_will_do(run_file, tmp_path: Path) 
         clients_capacity="[1, 0.5]", delays_model="none", algorithm_masks="rolling",
     )  # fmt: skip
     upper = trajectory(run_file(*keys), "upper")
-    assert np.isfinite(upper).all() and upper[-1] < upper.max()
+    assert np.isfinite(upper).all() and upper[-1] < 0.7 * upper[0], upper
 
 
 @pytest.mark.parametrize("problem", ["regcoef", "hyperrep", "hypercleaning"])

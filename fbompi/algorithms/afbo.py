@@ -132,6 +132,8 @@ class Afbo(Method):
         if p.hypergradient == "printed":
             warnings.warn("the printed formula is not a Hessian inverse: expect a wrong hypergradient", stacklevel=2)
         self.inner_bound, self.outer_bound = bound_of(p.inner_bound), bound_of(p.outer_bound)
+        if p.hypergradient == "cg":
+            setting.need_whole_shards("algorithm.hypergradient")
         self.lower = "lower" if p.drift == "plain" else "corrected"
 
     @property
@@ -181,7 +183,8 @@ class Afbo(Method):
             return s.x, s.y, self.local_step
         recent = s.recent["corrected"]
         (mean,) = recent.means()
-        return lambda client: (s.x, s.y, mean - recent.of(client)[0], self.local_step)
+        own = recent.parts[0].reshape(self.setting.clients, -1).copy()  # of now, as the mean: answers come in meanwhile
+        return lambda client: (s.x, s.y, mean - own[client], self.local_step)
 
     def _aphe(self, s: AfboState, link: Link) -> tuple[Array, float]:
         """The hypergradient by vectors: N asynchronous rounds on v, then one of the cross products; and its age."""

@@ -12,7 +12,8 @@ average over clients; then h = ∇_x f − ∇²_xy g · w at y^N, and FedNest's
 - ``sum``: its mean over Q, w ← (I − λH(y^t)) w + λ∇_y f(x, y^t) from w = 0, in the same rounds. It is FedNest's sum
   of N terms, except that terms see ∇_y f where y was when they began.
 - ``reverse``: the derivative of f(x, y^N) through the N steps themselves, with ∇_y f at y^N and every ∇²_xy g at its
-  own y^t. That cannot go along: it is N rounds of its own, backwards over iterates that the server has kept.
+  own y^t, exact for one local step. That cannot go along: it is N rounds of its own, backwards over iterates that the
+  server has kept.
 """
 
 from __future__ import annotations
@@ -93,7 +94,11 @@ class AggItd(FedNest):
         return {kind: cls.tasks[kind] for kind in (*used, "svrg", "outer")}
 
     def round(self, s: UpperState, link: Link) -> None:
-        """N rounds on y with the hypergradient along them, one step on x."""
+        """N rounds on y with the hypergradient along them, one step on x.
+
+        How far y went tells the automatic step whether it keeps up: a chain with one large factor throws x far.
+        """
+        before = s.y
         if self.p.estimator == "reverse":
             h, updates = self.reverse(s, link)
         else:
@@ -103,7 +108,7 @@ class AggItd(FedNest):
                 w = self.chain(s, link, stream(self.setting.seed, "server", s.round))
             updates = self.ask(link, "hypergradient", s.x, s.y, w)
             h = self.mean_x(updates)
-        self.fedout(s, link, h, updates)
+        self.fedout(s, link, h, updates, lacking=((before - s.y) / self.beta,))
 
     def chain(self, s: UpperState, link: Link, rng: np.random.Generator) -> Array:
         """y ← y^N; λN times the product of the factors after a round Q drawn at random, times ∇_y f(x, y^Q)."""

@@ -85,13 +85,15 @@ class FedAvg(Method):
         numbers = np.array([self.local_step()]), np.array([self.proximity])
         if self.whole:
             updates = self.ask(link, "train", s.x, s.y, *numbers)
-            y, holders = self.mean(updates), np.full(s.y.shape, len(updates))
+            y = self.mean(updates)
+            s.cover(holders_y=np.array([len({update.client for update in updates})]))
         else:
             dealt = self.submodels.deal(s.round, s.x, s.y)
-            invited = self.setting.participation.invited(link.round)
-            y, holders = dealt.mean_y(dealt.ask(link, "train_part", invited, s.x, s.y, *numbers))
-        s.cover(holders_y=holders)
-        s.y = self.setting.project_y(np.where(holders, y, s.y))
+            updates = dealt.ask(link, "train_part", self.setting.participation.invited(link.round), s.x, s.y, *numbers)
+            y, holders = dealt.mean_y(updates)
+            y = np.where(holders, y, s.y)
+            s.cover(holders_y=dealt.covered(updates)[1])
+        s.y = self.setting.project_y(y)
         s.round += 1
 
     def local_step(self) -> float:

@@ -2,9 +2,10 @@
 
 Inner loop: minibatch SGD on y, n sampled clients at the same point. Outer step: the mean of n chains, each a Neumann
 product in which every factor comes from another client. Chains are independent, as Proposition 3 needs, with
-``clients.replacement = true``; drawn without, they are not, and their mean varies less. ℓ (``smoothness``) must
-bound the Hessian on every batch: that of a whole shard, the default, can be too small for small batches, or for a
-network whose activations grow. Line 4 of the printed Algorithm 2 says ∇_y f for d_i; it is ∇_x f, as in equation (6).
+``clients.replacement = true``; drawn without, they are not, and their mean varies less. Where clients come and go
+(``presence = "anarchic"``) the factors of a chain are of the same few clients, and its mean is no Neumann sum. ℓ must
+bound the Hessian on every batch; the default follows what products meet. Line 4 of the printed Algorithm 2 says ∇_y f
+for d_i; it is ∇_x f, as in equation (6).
 """
 
 from __future__ import annotations

@@ -170,13 +170,15 @@ class FedNest(Method):
             p = p - self.mean(self.ask(link, "factor", x, y, p)) / self.ell
         return p
 
-    def fedout(self, s: UpperState, link: Link, h: Array, updates: Sequence[Update]) -> None:
+    def fedout(
+        self, s: UpperState, link: Link, h: Array, updates: Sequence[Update], lacking: Sequence[Array] = ()
+    ) -> None:  # fmt: skip
         """Local steps on x along h, by the clients whose parts h is the average of; then the server's.
 
         Local steps are as long as the server's last one: how long the next is, it knows from what they find.
         """
         drift = self.mean_x(self.ask(link, "outer", s.x, s.y, h, np.array([s.step]), clients=_same(updates)))
-        self.descend(s, h + drift)
+        self.descend(s, h + drift, lacking=lacking)
 
 
 def _same(updates: Sequence[Update]) -> list[int]:

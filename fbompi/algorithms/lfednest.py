@@ -83,5 +83,5 @@ class LFedNest(Method):
         for _ in range(p.inner_rounds):
             d = self.mean(self.ask(link, "fedavg", s.x, s.y, np.array([self.beta])))
             s.y = self.setting.project_y(s.y - self.beta * d)
-        numbers = (np.array([number]) for number in (s.step, self.ell, p.terms))
+        numbers = (np.array([number]) for number in (self.local_x(s), self.ell, p.terms))
         self.descend(s, self.mean_x(self.ask(link, p.estimator, s.x, s.y, *numbers)))

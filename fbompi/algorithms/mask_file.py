@@ -11,6 +11,7 @@ used in turn. It needs one kind of units: a problem that names some, or `masked`
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,10 +40,16 @@ def _from_npz(path: str, submodels: Submodels) -> Given:
     setting, shapes = submodels.setting, submodels.setting.shapes
     m = setting.clients
     try:
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
+        with open(path, "rb") as raw:
+            if not zipfile.is_zipfile(raw):
+                raise UserError(f'algorithm.masks_file = "{path}": is not an .npz file')
+            raw.seek(0)
+            with np.load(raw, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as e:
         raise UserError(f'algorithm.masks_file = "{path}": cannot be read: {e}') from None
+    if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+        raise UserError(f"{path}: holds something that is not an array")
     sizes = {"x": shapes.dim_x, "y": shapes.dim_y}
     if not arrays or not arrays.keys() <= sizes.keys():
         raise UserError(f"{path}: expected arrays x and y, or one of them, found {', '.join(arrays) or 'none'}")

@@ -188,14 +188,23 @@ class Dealt:
         return total / np.maximum(holders, 1), holders
 
     def mean_x(self, updates: Sequence[Update], place: int = 0) -> tuple[Array, Array]:
-        """The same for x, as the average over all m clients: a coordinate that one client owns is 0 for the others."""
+        """The same for x, as the average over all that answered: what one client owns is 0 for the others."""
         total, holders = np.zeros(self.shapes.dim_x), np.zeros(self.shapes.dim_x, np.int64)
         for update in updates:
             held, block = self.of(update.client)[0], self.shapes.blocks[update.client]
             total[block][held] += update.arrays[place]
             holders[block][held] += 1
-        share = self.submodels.owners / len(self.shapes.blocks)
+        share = np.minimum(self.submodels.owners / max(len(updates), 1), 1.0)
         return share * total / np.maximum(holders, 1), holders
+
+    def covered(self, updates: Sequence[Update]) -> tuple[Array, Array]:
+        """How many of the clients that answered hold each coordinate of x, and of y."""
+        of_x, of_y = np.zeros(self.shapes.dim_x, np.int64), np.zeros(self.shapes.dim_y, np.int64)
+        for client in {update.client for update in updates}:
+            mask_x, mask_y = self.of(client)
+            of_x[self.shapes.blocks[client]] += mask_x
+            of_y += mask_y
+        return of_x, of_y
 
 
 def _groups(setting: Setting, masked: str) -> list[Group]:

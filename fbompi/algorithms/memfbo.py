@@ -93,7 +93,7 @@ class MemFbo(Method):
         tau = max(1.0, link.mean_local_steps)
         locals_ = [
             server / tau if given == "auto" else given
-            for given, server in ((p.local_z, gamma_z), (p.local_y, gamma_y), (p.local_x, s.step))
+            for given, server in ((p.local_z, gamma_z), (p.local_y, gamma_y), (p.local_x, self.local_x(s)))
         ]
         numbers = (np.array([number]) for number in (weight, *locals_))
         updates = self.ask(link, "local", s.x, s.y, s.z, *numbers)

@@ -98,13 +98,20 @@ class Method(ABC):
         return total / len(updates)
 
     def heed(self) -> None:
-        """Let ℓ follow what clients have met; between two outer rounds, as estimators need one ℓ throughout."""
+        """Let ℓ follow what clients have met. The run does so between outer rounds: estimators need one ℓ."""
         if self.family == "smooth":
             self.ell = self.setting.ell(getattr(self.p, "smoothness", "auto"))
 
     def theory_factor(self) -> float:
         """What ``schedule = "theory"`` multiplies steps with: √(n/T), as for n clients in an average and T rounds."""
-        return min(1.0, math.sqrt(self.setting.participation.count / self.setting.rounds))
+        n = self.setting.participation.count if self.facts["communication"] == "synchronous" else self.setting.clients
+        return min(1.0, math.sqrt(n / self.setting.rounds))
+
+    def local_x(self, s: UpperState) -> float:
+        """The step that clients' own ways on x follow: the server's last, in a block of theirs its part of the mean."""
+        shapes, n = self.setting.shapes, self.setting.participation.count
+        owners = sum(block.stop - block.start for block in shapes.blocks) / shapes.dim_x
+        return s.step * min(1.0, owners / n)
 
     @property
     def beta(self) -> float:
@@ -126,9 +133,7 @@ class Method(ABC):
         """
         p: UpperStep = self.p
         s.gradient_norm = float(np.linalg.norm(h))
-        residual = math.sqrt(sum(float(r @ r) for r in lacking)) if lacking else None
-        eta = s.rule.step(s.x, h, residual) if p.step_x == "auto" else p.step_x
+        eta = s.rule.step(s.x, h, lacking) if p.step_x == "auto" else p.step_x
         s.step = shrink * schedule(p.schedule, eta, s.round, p.decay, self.theory_factor())
         s.x = self.setting.project_x(s.x - s.step * h)
         s.round += 1
-        self.heed()

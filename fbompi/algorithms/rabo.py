@@ -14,8 +14,8 @@ and, where the problem has submodels of its own, only that is computed.
 - With more than one local step y ends where the mean of the clients' ways is 0, not that of their gradients: a bias of
   the order of (β × T) where clients differ. T = 1 has none.
 - The inverse is not specified; here Neumann sum or conjugate gradients (`inverse`).
-- Where each client owns a block of x, a coordinate's average over its holders is weighted by its owners' share of all
-  clients, so that h is a mean over all, as everywhere in this project.
+- Where each client owns a block of x, a coordinate's average over its holders is weighted by its owners' share of the
+  clients that answered, so that h is a mean over these, as everywhere in this project.
 - ``schedule = "theory"`` has α ~ √(C_x*/Q), as Corollary 1. Its β = 1/(NTQ) would leave y where it is: not used.
 """
 
@@ -125,6 +125,8 @@ class Rabo(Method):
     def __init__(self, parameters: Any, setting: Setting) -> None:
         super().__init__(parameters, setting)
         self.submodels = Submodels(parameters, setting)
+        if getattr(parameters, "inverse", "") == "cg" and parameters.hypergradient == "global":
+            setting.need_whole_shards("algorithm.inverse")
 
     @classmethod
     def used_tasks(cls, parameters: Any, shapes: Shapes) -> dict[str, TaskFunction]:
@@ -140,44 +142,48 @@ class Rabo(Method):
         """One global iteration of Algorithm 1."""
         dealt = self.submodels.deal(s.round, s.x, s.y)
         beta = self.step_y(self.p.step_y)
-        ends, holders = dealt.mean_y(self.invite(dealt, link, "lower", s.x, s.y, np.array([beta])))
+        updates = self.invite(dealt, link, "lower", s.x, s.y, np.array([beta]))
+        ends, holders = dealt.mean_y(updates)
         G = np.where(holders, (s.y - ends) / beta, 0.0)
         s.y = self.setting.project_y(np.where(holders, ends, s.y))
-        s.cover(holders_y=holders)
-        h, holders = self.hypergradient(s, dealt, link)
-        s.cover(holders_x=holders)
+        s.cover(holders_y=dealt.covered(updates)[1])
+        h, updates = self.hypergradient(s, dealt, link)
+        s.cover(holders_x=dealt.covered(updates)[0])
         theory = math.sqrt(s.covering_x / self.setting.participation.count) if self.p.schedule == "theory" else 1.0
         self.descend(s, h, min(theory, 1.0), lacking=(G,))
 
-    def hypergradient(self, s: RaboState, dealt: Dealt, link: Link) -> tuple[Array, Array]:
-        """The average of each coordinate over those who hold it, and how many they are; 0 where nobody does."""
+    def hypergradient(self, s: RaboState, dealt: Dealt, link: Link) -> tuple[Array, list[Update]]:
+        """The average of each coordinate over those who hold it, 0 where nobody does; and the answers it is made of."""
         p, at = self.p, (s.x, s.y)
         if p.hypergradient == "global":
             return self._global(s, dealt, link)
         if p.inverse == "cg":
             numbers = np.array([float(p.terms)]), np.array([p.tolerance])
-            return dealt.mean_x(self.invite(dealt, link, "local_cg", *at, *numbers))
-        numbers = np.array([self.ell]), np.array([float(p.terms)])
-        return dealt.mean_x(self.invite(dealt, link, "local_sum", *at, *numbers))
+            updates = self.invite(dealt, link, "local_cg", *at, *numbers)
+        else:
+            numbers = np.array([self.ell]), np.array([float(p.terms)])
+            updates = self.invite(dealt, link, "local_sum", *at, *numbers)
+        return dealt.mean_x(updates)[0], updates
 
-    def _global(self, s: RaboState, dealt: Dealt, link: Link) -> tuple[Array, Array]:
+    def _global(self, s: RaboState, dealt: Dealt, link: Link) -> tuple[Array, list[Update]]:
         """With H v = ∇_y f solved for the averages over holders, D⁻¹ Σ PᵀH_iP: its eigenvalues are at most ℓ.
 
-        It is symmetric only once each coordinate is multiplied by its holders D, which conjugate gradients need.
+        It is symmetric only once each coordinate is multiplied by its holders D, which conjugate gradients need. All of
+        it is of the same clients: H must be one and the same.
         """
         at = s.x, s.y
         begun = self.invite(dealt, link, "begin", *at)
+        clients = [update.client for update in begun]
         b, holders = dealt.mean_y(begun, 1)
 
         def products(v: Array) -> Array:
-            return dealt.mean_y(self.invite(dealt, link, "product", *at, v))[0]
+            return dealt.mean_y(dealt.ask(link, "product", clients, *at, v))[0]
 
         if self.p.inverse == "neumann":
             v = neumann(products, b, self.ell, self.p.terms)
         else:
             v = conjugate_gradients(lambda v: holders * products(v), holders * b, self.p.terms, self.p.tolerance)
-        d, holders_x = dealt.mean_x(begun)
-        return d - dealt.mean_x(self.invite(dealt, link, "cross", *at, v))[0], holders_x
+        return dealt.mean_x(begun)[0] - dealt.mean_x(dealt.ask(link, "cross", clients, *at, v))[0], begun
 
     def invite(self, dealt: Dealt, link: Link, kind: str, *arrays: Array) -> list[Update]:
         """One synchronous round with the clients invited, each with its submodel."""

@@ -10,9 +10,9 @@ all copies on one sample and side by side (`kernels.jacobian`). For quadratics t
 Neumann sum of T terms and ℓ = 1/β, and it tends to the solution's Jacobian as T grows. ``hypergradient = "printed"``
 runs the printed formula, with a warning.
 
-One estimate takes (coordinates + 2) × T gradients. `coordinates` of x are drawn without replacement from those held,
-and what is found is multiplied by held over drawn: the mean of the estimate is that of all held ones. The paper samples
-too, and does not say whether it scales; without it, ∇_x f would outweigh the rest.
+One estimate takes about (coordinates + 2) × T gradients. `coordinates` of x are drawn without replacement from those
+held, and what is found is multiplied by held over drawn: the mean of the estimate is that of all held ones. The paper
+samples too, and does not say whether it scales; without it, ∇_x f would outweigh the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fbompi.client import GRADIENTS, WORK, Client
 from fbompi.config import Above, AtLeast
 from fbompi.kernels import jacobian, library
 from fbompi.links.link import Link
-from fbompi.messages import Array, Shapes, TaskFunction, task
+from fbompi.messages import Array, Shapes, TaskFunction, Update, task
 
 MANY = 64  # coordinates of which `coordinates = "auto"` takes all
 
@@ -49,7 +49,7 @@ def differences(
     xp = library(x)
     which = xp.asarray(np.sort(client.rng.permutation(x.size)[:count]) if count < x.size else np.arange(x.size))
     batch, z = client.draw(), y
-    for _ in range(int(steps[0])):  # once through the client, which notes what curvature it meets: β heeds it
+    for _ in range(int(steps[0]) if batch is None else 0):  # the client notes what curvature it meets: β heeds it
         z = z - step[0] * client.lower_grad(x, z, batch)
     dtype = getattr(client.oracles.problem, "dtype", np.float64)
     increments = xp.full(count, mu[0]) if mu[0] > 0 else jacobian.increments(x, which, dtype)
@@ -68,7 +68,7 @@ def inner_map(client: Client, batch: Array | None) -> Callable[[Array], Callable
 
         def counted(Y: Array) -> Array:
             client.costs[GRADIENTS] += samples * len(X)
-            client.costs[WORK] += samples * (X.size + Y.size)
+            client.costs[WORK] += samples * len(X) * client.oracles.computed(X[0], Y[0])
             return gradients(Y)
 
         return counted
@@ -111,11 +111,12 @@ class Rafbo(Rabo):
     def used_tasks(cls, parameters: Any, shapes: Shapes) -> dict[str, TaskFunction]:
         return cls.tasks
 
-    def hypergradient(self, s: RaboState, dealt: Dealt, link: Link) -> tuple[Array, Array]:
+    def hypergradient(self, s: RaboState, dealt: Dealt, link: Link) -> tuple[Array, list[Update]]:
         p: RafboParameters = self.p
         # One step of −1 from y is y + ∇_y g, and its difference that of the gradients.
         step, steps = (self.step_y(p.step_y), p.map_steps) if p.hypergradient == "map" else (-1.0, 1)
         coordinates = MANY if p.coordinates == "auto" else p.coordinates
         mu = 0.0 if p.perturbation == "auto" else p.perturbation
         numbers = (np.array([float(number)]) for number in (step, steps, coordinates, mu))
-        return dealt.mean_x(self.invite(dealt, link, "differences", s.x, s.y, *numbers))
+        updates = self.invite(dealt, link, "differences", s.x, s.y, *numbers)
+        return dealt.mean_x(updates)[0], updates

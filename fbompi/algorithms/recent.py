@@ -96,12 +96,16 @@ def gather(
     Of the idle only the `invited` are asked, and those never heard or older than `bound` steps. Answers of another
     kind, asked for in an earlier phase, are remembered and their clients handed this point, but they do not end the
     round: it would step on nothing new. The round is prolonged while some client's vector is older than `bound`, or
-    was never sent; it ends early where nobody is left to be waited for.
+    was never sent; it ends early where nobody is left to be waited for, and where only some are invited and no more
+    than the quorum of them are idle, with half of these (unless the quorum is everyone).
     Returns the means of all clients' most recent vectors and their ages.
     """
     recent = tables[kind]
     here = np.zeros(len(recent.stamps), bool)
     here[invited] = True
+    asked = sum(bool(here[c]) for c in idle)
+    if not here.all() and asked <= quorum < len(here):  # waiting for all that are asked is waiting for the slowest
+        quorum = max(1, asked // 2)
     heard: set[int] = set()
     while True:
         # Of those who may be asked, the others have answered at this very point.

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from fbompi.config import Above
+from fbompi.errors import UserError
 from fbompi.messages import Array, Shapes
 from fbompi.participation import Participation
 
@@ -32,6 +33,7 @@ class Setting:
     project_x: Callable[[Array], Array]
     project_y: Callable[[Array], Array]
     met: Callable[[], float]  # the largest curvature that clients have met so far
+    batch: int = 0  # samples per oracle call; 0: all of the shard
     # Of nonsmooth problems only: the outer objective and a subgradient of it, its modulus of convexity μ_H, and M
     outer: Callable[[Array], float] = float
     outer_subgradient: Callable[[Array], Array] = np.zeros_like
@@ -46,6 +48,11 @@ class Setting:
             return float(given)
         met = self.met()
         return self.smoothness if met <= self.smoothness else 1.5 * met
+
+    def need_whole_shards(self, key: str) -> None:
+        """Conjugate gradients need one Hessian in all products: on batches each would be another's."""
+        if self.batch:
+            raise UserError(f'{key} = "cg": needs whole shards in all products, and clients.batch = {self.batch}')
 
     @property
     def clients(self) -> int:

@@ -116,7 +116,7 @@ class SimFbo(Method):
         """The local steps, and the server's along the average of their sums."""
         p = self.p
         beta, gamma = self.beta, self.scheduled(self.step_y(p.step_v))
-        numbers = (np.array([number]) for number in (p.discount, s.step, beta, gamma))
+        numbers = (np.array([number]) for number in (p.discount, self.local_x(s), beta, gamma))
         updates = self.ask(link, "stored" if p.store else "summed", s.x, s.y, s.v, *numbers)
         d_x, d_y, d_v = self.aggregate(updates)
         s.y = self.setting.project_y(s.y - beta * d_y)

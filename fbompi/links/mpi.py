@@ -32,6 +32,7 @@ from fbompi.messages import (
     Task,
     TaskFunction,
     Update,
+    check_shapes,
     empty_buffer,
     framed,
     split,
@@ -315,6 +316,7 @@ class Host:
 
         self._comm, self._workers, self._shapes = comm, workers, shapes
         self._memory = memory = memory or HostMemory()
+        self._kinds = list(all_tasks(functions))
         self._functions = list(all_tasks(functions).values())
         self._size = size = buffer_size(shapes, self._functions)
         self._byte, self._status = MPI.BYTE, MPI.Status()
@@ -385,7 +387,9 @@ class Host:
         worker, function = self._workers[client], self._functions[kind]
         layout = self._shapes.layout
         arrays = worker.answer(function, number, steps, split(payload, layout(function.takes, client)))
-        answer = framed(arrays, layout(function.gives, client))
+        gives = layout(function.gives, client)
+        check_shapes(arrays, function.gives, gives, f'answer "{self._kinds[kind]}" of client {client}')
+        answer = framed(arrays, gives)
         now = time.perf_counter()
         reply = 0, kind, client, number, answer, steps, 0.0, worker.seconds, worker.curvature, worker.costs
         if delay > 0:

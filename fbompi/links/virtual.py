@@ -15,7 +15,7 @@ import numpy as np
 from fbompi.client import Client
 from fbompi.kernels import on_gpu
 from fbompi.links.link import Link
-from fbompi.messages import Task, Update, read_only
+from fbompi.messages import Task, Update, check_shapes, read_only
 
 
 class VirtualLink(Link):
@@ -65,8 +65,11 @@ class VirtualLink(Link):
 
     def _answer(self, task: Task) -> Update:
         worker = self._workers[task.client]
-        local = [read_only(array) for array in self._local_arrays(task, self._routes[task.kind][task.client])]
-        arrays = worker.answer(self.functions[task.kind], task.number, task.local_steps, local)
+        route, function = self._routes[task.kind][task.client], self.functions[task.kind]
+        local = [read_only(array) for array in self._local_arrays(task, route)]
+        check_shapes(local, function.takes, route.task, f'task "{task.kind}" to client {task.client}')
+        arrays = worker.answer(function, task.number, task.local_steps, local)
+        check_shapes(arrays, function.gives, route.answer, f'answer "{task.kind}" of client {task.client}')
         if worker.device is not None:
             arrays = tuple([worker.device.to_host(array) if on_gpu(array) else array for array in arrays])
         return Update(task, arrays, worker.costs, task.compute, self._clock, worker.seconds, worker.curvature)
