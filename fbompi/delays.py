@@ -6,13 +6,12 @@ the order in which anything happened, and there is no stream to save.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from fbompi.config import Delays
 from fbompi.errors import UserError
 from fbompi.randomness import Table, stream
+from fbompi.rows import read_rows
 
 
 class DelayModel:
@@ -54,18 +53,9 @@ def _read_trace(path: str) -> list[np.ndarray]:
     """One row of seconds per client; rows may differ in length."""
     if not path:
         raise UserError('delays.trace = "": model "trace" needs a CSV file of seconds, one row per client')
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f'delays.trace = "{path}": cannot be read: {e}') from None
     rows = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        try:
-            row = np.array([float(word) for word in line.split(",")])
-        except ValueError:
-            raise UserError(f"{path}, line {number}: expected seconds separated by commas, found {line!r}") from None
+    for number, seconds in read_rows(path, "delays.trace", "seconds", float):
+        row = np.array(seconds)
         if not np.all(np.isfinite(row)) or np.any(row < 0):
             raise UserError(f"{path}, line {number}: seconds must be finite and not negative")
         rows.append(row)

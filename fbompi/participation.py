@@ -6,13 +6,12 @@ begun again, asks the same clients.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from fbompi.config import Clients
 from fbompi.errors import UserError
 from fbompi.randomness import Table, stream
+from fbompi.rows import read_rows
 
 
 class Participation:
@@ -103,18 +102,9 @@ def read_schedule(path: str, clients: int) -> list[np.ndarray]:
         raise UserError(
             'clients.schedule = "": presence "schedule" needs a CSV file, one row of client numbers per round'
         )
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f'clients.schedule = "{path}": cannot be read: {e}') from None
     rows = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        try:
-            row = sorted({int(word) for word in line.split(",")})
-        except ValueError:
-            raise UserError(f"{path}, line {number}: expected client numbers separated by commas: {line!r}") from None
+    for number, who in read_rows(path, "clients.schedule", "client numbers", int):
+        row = sorted(set(who))
         if row[0] < 0 or row[-1] >= clients:
             raise UserError(f"{path}, line {number}: there are clients 0 to {clients - 1}, not {row}")
         rows.append(np.array(row))

@@ -20,6 +20,7 @@ import numpy as np
 
 from fbompi.errors import UserError
 from fbompi.messages import Array
+from fbompi.rows import read_rows
 
 if TYPE_CHECKING:
     from fbompi.algorithms.masks import Submodels
@@ -89,20 +90,11 @@ def _from_csv(path: str, submodels: Submodels) -> Given:
             f'algorithm.masks_file = "{path}": this problem has no units, and a row cannot tell coordinates of x from '
             'those of y: use an .npz file, or algorithm.masked = "x" or "y"'
         )
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f'algorithm.masks_file = "{path}": cannot be read: {e}') from None
     rows: list[Array] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.startswith("#"):
-            continue
+    for number, units in read_rows(path, "algorithm.masks_file", "numbers of units", int):
         client = len(rows) % m
         count = submodels.client_groups(setting.shapes.blocks[client])[0].count
-        try:
-            row = np.array(sorted({int(word) for word in line.split(",")}))
-        except ValueError:
-            raise UserError(f"{path}, line {number}: expected numbers of units separated by commas: {line!r}") from None
+        row = np.unique(units)
         if row[0] < 0 or row[-1] >= count:
             raise UserError(
                 f"{path}, line {number}: client {client} has units 0 to {count - 1}, not {row[0]}, {row[-1]}"
