@@ -31,7 +31,8 @@ class UpperStep:
 class DistanceOverGradients:
     """η_t = max_{s≤t}‖x_s − x_0‖ / √(Σ_{s≤t}‖h_s‖²): the DoG rule of Ivgi, Hinder and Carmon (2023).
 
-    It asks for no constant of the problem. The first step moves x by 1 % of (1 + its root mean square) per coordinate.
+    It asks for no constant of the problem. The first step moves x by 1 % of (1 + its root mean square) per coordinate,
+    but by no more than a tenth of its norm: the weights of a network are small, and the first h is often tiny.
 
     Where y and v take one step for each of x's, h lags behind x, and no rule that looks at x and h alone is safe: DoG
     then diverges on quadratics of condition 20. Such methods tell what y and v lack, their residuals r_t. η may then
@@ -55,7 +56,9 @@ class DistanceOverGradients:
 
     @classmethod
     def at(cls, x: Array) -> DistanceOverGradients:
-        return cls(x, 0.01 * float(np.sqrt(x.size) + np.linalg.norm(x)))
+        norm = float(np.linalg.norm(x))
+        first = 0.01 * (math.sqrt(x.size) + norm)
+        return cls(x, min(first, 0.1 * norm) if norm > 0 else first)
 
     def step(self, x: Array, h: Array, lacking: Sequence[Array] = ()) -> float:
         """The step to take from x along −h."""
