@@ -45,9 +45,8 @@ class Client:
         self._curvature = [0.0]
         self._gradient: tuple[Array, Array, Array] | None = None  # the last x, y and ∇_y g on the whole shard
         self._rng: np.random.Generator | None = None
-        self._traced: dict[
-            TaskFunction, int
-        ] = {}  # kinds of tasks seen, and the most local steps whose memory is known
+        # Kinds of tasks seen, and the most local steps whose memory is known
+        self._traced: dict[TaskFunction, int] = {}
 
     def answer(
         self, function: TaskFunction, number: int, local_steps: int, arrays: Sequence[Array]
@@ -64,9 +63,10 @@ class Client:
 
     def _trace(self, function: TaskFunction, local_steps: int, arrays: Sequence[Array]) -> None:
         """Run the task once more for its memory, which takes longer: its answer and its costs are known."""
-        first, self._traced[function] = function not in self._traced, local_steps if function in self._traced else 0
-        if first or tracemalloc.is_tracing():
+        if function not in self._traced or tracemalloc.is_tracing():
+            self._traced.setdefault(function, 0)
             return
+        self._traced[function] = local_steps
         costs, curvature = self.costs, self._curvature
         self.costs, self._curvature, self._rng, self._gradient = list(NO_COSTS), [0.0], None, None
         self.oracles.forget()

@@ -226,15 +226,18 @@ def _split_parts(payload: Array, layout: Layout) -> tuple[Array, ...]:
     return tuple([payload[a:b].reshape(shape) for a, b, shape in zip(ends, ends[1:], shapes)])
 
 
-def check_shapes(arrays: Sequence[Array], words: tuple[str, ...], layout: Layout, where: str) -> None:
+def check_shapes(
+    arrays: Sequence[Array], words: tuple[str, ...], layout: Layout, what: str, kind: str, client: int
+) -> None:  # fmt: skip
     """Refuse arrays that are not what a task declares; a vector of one entry would otherwise spread over all."""
     shapes = [getattr(array, "shape", None) for array in arrays]
     if len(shapes) != len(words):
-        raise ValueError(f"{where}: {len(shapes)} arrays, expected {len(words)}: {' '.join(words)}")
+        expected_words = f"expected {len(words)}: {' '.join(words)}"
+        raise ValueError(f'{what} "{kind}", client {client}: {len(shapes)} arrays, {expected_words}')
     for i, (shape, (_, _, expected)) in enumerate(zip(shapes, layout.places)):
         short = i in layout.parts and shape is not None and len(shape) == 1 and shape[0] <= expected[0]
         if shape != expected and not short:
-            raise ValueError(f'{where}: shape {shape} for "{words[i]}", expected {expected}')
+            raise ValueError(f'{what} "{kind}", client {client}: shape {shape} for "{words[i]}", expected {expected}')
 
 
 def framed(arrays: Sequence[Array], layout: Layout) -> Sequence[Array]:

@@ -31,7 +31,7 @@ def clients(options: list[str]) -> tuple:
 
 
 comm = MPI.COMM_WORLD
-before_kept = clients(["problem.train=360"])  # what is loaded and compiled once
+before_kept = clients([sys.argv[1], "problem.train=360"])  # loaded and compiled once; of the same set, for HDF5
 before = own_memory()
 kept = clients(sys.argv[1:])
 total = comm.allreduce(own_memory() - before if comm.rank else 0)

@@ -892,7 +892,7 @@ def test_imports_of_the_same_set_at_once_do_not_harm_each_other(data, commands, 
 
 
 def test_ctrl_c_leaves_nothing(data, commands, cache, tmp_path):
-    idx_files(tmp_path / "in", 60_000, 28, zipped=False)
+    idx_files(tmp_path / "in", 200_000, 28, zipped=False)
     pid = commands.start("data", "import", "in", "--name", "own", cwd=tmp_path, cache=cache)
     deadline = time.monotonic() + 20
     while not list(cache.iterdir()) and time.monotonic() < deadline:

@@ -83,7 +83,8 @@ def test_the_commands_of_the_readme_run(fbompi, real_data, line: str) -> None:
 
 def test_help_has_an_example_for_every_command(fbompi) -> None:
     of_data = [["data", name] for name in ("import", "get", "list", "show")]
-    for words in (["run"], ["inspect"], ["list"], ["doctor"], ["bench", "link"], ["bench", "kernels"], *of_data):
+    of_bench = [["bench", name] for name in ("link", "kernels", "location")]
+    for words in (["run"], ["inspect"], ["list"], ["doctor"], *of_bench, *of_data):
         assert re.search(rf"^  fbompi {' '.join(words)}", fbompi(*words, "--help").out, re.M), words
 
 

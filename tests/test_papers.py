@@ -120,4 +120,5 @@ def test_eight_ranks_hold_one_copy_of_mnist_among_them(real_data, tmp_path: Path
     done = subprocess.run([*words, *keys], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     found = re.search(r"^bytes (\d+)$", done.stdout, re.M)
     assert done.returncode == 0 and found, done
+    print(f"{int(found[1]) / MNIST_BYTES:.3f} of one copy")
     assert 0.9 * MNIST_BYTES < int(found[1]) <= 1.2 * MNIST_BYTES

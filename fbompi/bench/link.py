@@ -28,6 +28,9 @@ class NoOracles:
 
     upper_size = lower_size = 0
 
+    def forget(self) -> None:
+        """There is nothing to let go of."""
+
 
 def link_figures(numbers: int, updates: int, per_rank: int) -> dict[str, Any] | None:
     """Updates per second, bare and through the link, alternating; None on ranks that are not the server."""

@@ -388,7 +388,7 @@ class Host:
         layout = self._shapes.layout
         arrays = worker.answer(function, number, steps, split(payload, layout(function.takes, client)))
         gives = layout(function.gives, client)
-        check_shapes(arrays, function.gives, gives, f'answer "{self._kinds[kind]}" of client {client}')
+        check_shapes(arrays, function.gives, gives, "answer to", self._kinds[kind], client)
         answer = framed(arrays, gives)
         now = time.perf_counter()
         reply = 0, kind, client, number, answer, steps, 0.0, worker.seconds, worker.curvature, worker.costs

@@ -67,9 +67,9 @@ class VirtualLink(Link):
         worker = self._workers[task.client]
         route, function = self._routes[task.kind][task.client], self.functions[task.kind]
         local = [read_only(array) for array in self._local_arrays(task, route)]
-        check_shapes(local, function.takes, route.task, f'task "{task.kind}" to client {task.client}')
+        check_shapes(local, function.takes, route.task, "task", task.kind, task.client)
         arrays = worker.answer(function, task.number, task.local_steps, local)
-        check_shapes(arrays, function.gives, route.answer, f'answer "{task.kind}" of client {task.client}')
+        check_shapes(arrays, function.gives, route.answer, "answer to", task.kind, task.client)
         if worker.device is not None:
             arrays = tuple([worker.device.to_host(array) if on_gpu(array) else array for array in arrays])
         return Update(task, arrays, worker.costs, task.compute, self._clock, worker.seconds, worker.curvature)
