@@ -302,6 +302,7 @@ def test_a_quorum_of_more_than_all_is_refused(fbompi) -> None:
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_the_same_bits_on_ranks_and_in_one_process(run_file) -> None:
     for problem, more in (("sparse-logistic", {}), ("location", {"sample": 0.5, "stop": 1e-9})):
         keys = options(
