@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -115,6 +116,14 @@ class Shapes:
         """How much of x this client owns."""
         block = self.blocks[client]
         return block.stop - block.start
+
+    @cached_property
+    def owners(self) -> Array:
+        """How many clients have each coordinate of x."""
+        owners = np.zeros(self.dim_x)
+        for block in self.blocks:
+            owners[block] += 1
+        return owners
 
     def layout(self, words: tuple[str, ...], client: int) -> Layout:
         """Where these words lie in a message to or from this client."""

@@ -301,9 +301,8 @@ class Recorder:
         self.settings, self.rounds = config.record, config.run.rounds
         self._row_of: dict[int, int] = {}  # round -> row, of evaluations under way
         self._last_row = 0
-        self._counted = dict.fromkeys(
-            (*COSTS[:-1], "bytes", "bytes_up", "seconds"), 0.0
-        )  # of events, from the first on
+        # Sums over all events so far
+        self._counted = dict.fromkeys((*COSTS[:-1], "bytes", "bytes_up", "seconds"), 0.0)
         self._memory = np.zeros(driver.parts.clients, np.int64)
 
     def see(self, state: Any, link: Any) -> None:
@@ -317,11 +316,11 @@ class Recorder:
         problem, clients = self.driver.parts.problem, self.driver.parts.clients
         ages = [event[5] for event in link.events]
         self._write_events(link)
+        figures = self.driver.method.figures(state)
         row = {"round": state.round, "time": link.now, "grad_norm": state.gradient_norm,
                "age": float(np.mean(ages)) if ages else 0.0, "smoothness": self.driver.method.ell,
-               **self._counters(link), **self.driver.method.figures(state)}  # fmt: skip
-        method = self.driver.method
-        if unknown := set(method.figures(state)) - set(method.figure_meanings):
+               **self._counters(link), **figures}  # fmt: skip
+        if unknown := set(figures) - set(self.driver.method.figure_meanings):
             raise UserError(f"method: figures gives {', '.join(unknown)}, which figure_meanings does not explain")
         if hasattr(problem, "exact"):
             row.update(problem.exact(state.x, state.y, clients))

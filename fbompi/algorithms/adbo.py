@@ -37,7 +37,7 @@ import numpy as np
 
 from fbompi.algorithms.inverse import neumann
 from fbompi.algorithms.method import Method, State
-from fbompi.algorithms.recent import Recent, bound_of, gather, quorum_of
+from fbompi.algorithms.recent import Recent, bound_of, gather, quorum_of, shortened
 from fbompi.algorithms.setting import Setting, SmoothnessKey
 from fbompi.algorithms.steps import StepYKey
 from fbompi.client import Client
@@ -137,10 +137,7 @@ class Adbo(Method):
         super().__init__(parameters, setting)
         shapes = setting.shapes
         self.quorum, self.bound = self.patience(parameters, setting.clients)
-        owners = np.zeros(shapes.dim_x)
-        for block in shapes.blocks:
-            owners[block] += 1
-        self.share = 1 / np.maximum(owners, 1)  # v is stepped by a mean over those who have a copy
+        self.share = 1 / np.maximum(shapes.owners, 1)  # v is stepped by a mean over those who have a copy
 
     @classmethod
     def used_tasks(cls, parameters: Any, shapes: Shapes) -> dict[str, TaskFunction]:
@@ -236,7 +233,7 @@ class Adbo(Method):
         s.x = project_x(s.x - eta_x * self.share * gradient)
         s.y = project_y(s.y - self.beta * pull_z)
 
-        shrink = 1 / (1 + float(ages.mean())) if self.p.adaptive else 1.0
+        shrink = shortened(float(ages.mean()), self.p.adaptive)
         eta_lambda, eta_theta = (shrink * eta for eta in self._dual_steps(s, eta_x))
         values = s.normals @ np.concatenate([s.x, self._y(s).ravel(), s.y]) + s.offsets
         duals = np.maximum(0.0, keep * s.duals + eta_lambda * values)

@@ -23,7 +23,7 @@ import numpy as np
 
 from fbompi.algorithms.inverse import conjugate_gradients
 from fbompi.algorithms.method import Method, UpperState
-from fbompi.algorithms.recent import QuorumKey, Recent, bound_of, gather, quorum_of
+from fbompi.algorithms.recent import QuorumKey, Recent, bound_of, gather, quorum_of, shortened
 from fbompi.algorithms.setting import Setting, SmoothnessKey
 from fbompi.algorithms.steps import DistanceOverGradients, StepYKey, UpperStep
 from fbompi.client import Client
@@ -233,4 +233,4 @@ class Afbo(Method):
 
     def _shrink(self, age: float) -> float:
         """A delayed step of 1/ℓ is stable only if it shrinks with its age."""
-        return 1 / (1 + age) if self.p.adaptive else 1.0
+        return shortened(age, self.p.adaptive)

@@ -21,7 +21,7 @@ import numpy as np
 from fbompi.algorithms.afbo import lower
 from fbompi.algorithms.inverse import conjugate_gradients, neumann
 from fbompi.algorithms.method import Method, UpperState
-from fbompi.algorithms.recent import QuorumKey, Recent, bound_of, gather, quorum_of
+from fbompi.algorithms.recent import QuorumKey, Recent, bound_of, gather, quorum_of, shortened
 from fbompi.algorithms.setting import Setting, SmoothnessKey
 from fbompi.algorithms.steps import DistanceOverGradients, StepYKey, UpperStep
 from fbompi.client import Client
@@ -101,6 +101,6 @@ class Afl(Method):
         numbers = [self.beta, self.ell, self.p.terms] if self.p.inverse == "neumann" else [self.beta, self.p.terms]
         point = s.x, s.y, *(np.array([float(number)]) for number in numbers)
         (h, G), ages = gather(link, s.recent, s.idle, self.p.inverse, point, s.round, self.quorum, self.bound, invited)
-        shrink = 1 / (1 + float(ages.mean())) if self.p.adaptive else 1.0
+        shrink = shortened(float(ages.mean()), self.p.adaptive)
         s.y = self.setting.project_y(s.y - shrink * self.beta * G)
         self.descend(s, h, shrink, lacking=(G,))

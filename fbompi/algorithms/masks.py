@@ -89,7 +89,7 @@ class Submodels:
     """The masks of a run."""
 
     def __init__(self, parameters: MaskParameters, setting: Setting) -> None:
-        self.p, self.setting, shapes = parameters, setting, setting.shapes
+        self.p, self.setting = parameters, setting
         self.groups = _groups(setting, parameters.masked)
         self._groups: dict[tuple[int, int], list[Group]] = {}
         if not any(group.count for group in self.groups) and setting.capacity.min() < 1:
@@ -97,9 +97,6 @@ class Submodels:
                 f'algorithm.masked = "{parameters.masked}": clients.capacity = {setting.capacity.min():g} and no '
                 "coordinates that this problem allows to be left out"
             )
-        self.owners = np.zeros(shapes.dim_x)  # of each coordinate of x
-        for block in shapes.blocks:
-            self.owners[block] += 1
         self.given: Given | None = None
         if parameters.masks == "given":
             self.given = read_masks(parameters.masks_file, self)
@@ -194,7 +191,7 @@ class Dealt:
             held, block = self.of(update.client)[0], self.shapes.blocks[update.client]
             total[block][held] += update.arrays[place]
             holders[block][held] += 1
-        share = np.minimum(self.submodels.owners / max(len(updates), 1), 1.0)
+        share = np.minimum(self.shapes.owners / max(len(updates), 1), 1.0)
         return share * total / np.maximum(holders, 1), holders
 
     def covered(self, updates: Sequence[Update]) -> tuple[Array, Array]:

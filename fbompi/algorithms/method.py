@@ -109,9 +109,8 @@ class Method(ABC):
 
     def local_x(self, s: UpperState) -> float:
         """The step that clients' own ways on x follow: the server's last, in a block of theirs its part of the mean."""
-        shapes, n = self.setting.shapes, self.setting.participation.count
-        owners = sum(block.stop - block.start for block in shapes.blocks) / shapes.dim_x
-        return s.step * min(1.0, owners / n)
+        owners = float(self.setting.shapes.owners.mean())
+        return s.step * min(1.0, owners / self.setting.participation.count)
 
     @property
     def beta(self) -> float:

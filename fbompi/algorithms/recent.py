@@ -37,6 +37,11 @@ def bound_of(given: int) -> int:
     return EVER if given < 0 else given
 
 
+def shortened(age: float, adaptive: bool) -> float:
+    """What a step on vectors of this mean age is multiplied with, where steps adapt to it."""
+    return 1 / (1 + age) if adaptive else 1.0
+
+
 class Recent:
     """The most recent answers of one kind from every client.
 
