@@ -145,4 +145,6 @@ def user_failure(error: BaseException, doing: str) -> UserError:
     if isinstance(error, SyntaxError):
         return UserError(f"{doing}: {error.filename}, line {error.lineno}: SyntaxError: {error.msg}")
     text = "".join(traceback.format_list(frames))
+    if isinstance(error, MemoryError):
+        return UserError(f"{doing}: there is not enough memory: {error or 'sizes do not fit'}", text)
     return UserError(f"{doing}: {type(error).__name__}: {error}", text)

@@ -10,14 +10,13 @@ used in turn. It needs one kind of units: a problem that names some, or `masked`
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fbompi.archive import Archive
 from fbompi.errors import UserError
 from fbompi.messages import Array
 from fbompi.rows import read_rows
@@ -42,12 +41,11 @@ def _from_npz(path: str, submodels: Submodels) -> Given:
     m = setting.clients
     try:
         with open(path, "rb") as raw:
-            if not zipfile.is_zipfile(raw):
-                raise UserError(f'algorithm.masks_file = "{path}": is not an .npz file')
-            raw.seek(0)
-            with np.load(raw, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as e:
+            file = Archive(raw, f'algorithm.masks_file = "{path}"')
+            arrays = {name: file.array(name) for name in file.names}
+    except UserError:
+        raise
+    except Exception as e:  # NumPy and zipfile raise almost anything on damaged bytes
         raise UserError(f'algorithm.masks_file = "{path}": cannot be read: {e}') from None
     if not all(isinstance(array, np.ndarray) for array in arrays.values()):
         raise UserError(f"{path}: holds something that is not an array")

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+MOST_FEATURES = 1 << 22  # of a sample: several rows of so many are in memory at once
 BLOCK = 1 << 22  # bytes of features that are read, checked and written at once
 
 

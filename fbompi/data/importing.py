@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fbompi.data import cifar, covtype, idx, omniglot, tables
-from fbompi.data.content import SILENT, Content, Progress
+from fbompi.data.content import MOST_FEATURES, SILENT, Content, Progress
 from fbompi.data.known import KNOWN
 from fbompi.data.originals import plain_name, verified
 from fbompi.data.store import BUILT_IN, NAME, directory
@@ -46,6 +46,10 @@ def import_set(reader: Reader, progress: Progress = SILENT) -> Path:
 
 def room(content: Content) -> None:
     """Refuse what cannot fit, before anything is written."""
+    if content.features > MOST_FEATURES:
+        raise UserError(
+            f"{', '.join(content.sources)}: has {content.features:,} features; expected at most {MOST_FEATURES:,}"
+        )
     place = directory()
     while not os.path.exists(place) and place != place.parent:
         place = place.parent

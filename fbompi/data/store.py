@@ -84,7 +84,7 @@ class DataSet:
     def labels(self, part: str) -> np.ndarray:
         """All labels of a part, int64."""
         with self._same_file() as file:
-            labels = file[part]["labels"][:].astype(np.int64)
+            labels = whole(file[part]["labels"], "iu").astype(np.int64)
             if labels.min() < 0 or labels.max() >= self.classes:
                 raise ValueError(f"a label of {part} is not one of {self.classes} classes")
             return labels
@@ -157,7 +157,7 @@ def _data_set(file: h5py.File, path: Path) -> DataSet:
             parts[part] = count
     if "train" not in parts:
         raise ValueError("there is no part train")
-    mean, deviation = file["mean"][:], file["deviation"][:]
+    mean, deviation = whole(file["mean"], "f"), whole(file["deviation"], "f")
     if not mean.shape == deviation.shape == (features,):
         raise ValueError("mean and deviation have other numbers of features")
     image = tuple(int(side) for side in attrs.get("image", ()))
@@ -165,6 +165,20 @@ def _data_set(file: h5py.File, path: Path) -> DataSet:
         raise ValueError(f"images of {image} have other numbers of features than {features}")
     return DataSet(path.stem, int(attrs["classes"]), features, float(attrs["largest"]), image, mean, deviation, parts,
                    path, text(file, "checksum"))  # fmt: skip
+
+
+def whole(dataset: h5py.Dataset, kinds: str) -> np.ndarray:
+    """All of a dataset of numbers of these kinds; refused before memory is taken where the file cannot hold it."""
+    if dataset.dtype.kind not in kinds:
+        raise ValueError(f"{dataset.name} is of type {dataset.dtype}")
+    _fits(dataset)
+    return dataset[:]
+
+
+def _fits(dataset: h5py.Dataset) -> None:
+    """Nothing is compressed: a dataset that is larger than its file was never written."""
+    if dataset.nbytes > dataset.file.id.get_filesize():
+        raise ValueError(f"{dataset.name} tells of {dataset.nbytes:,} bytes, more than the file holds")
 
 
 def _mapped(dataset: h5py.Dataset) -> np.ndarray:
@@ -235,6 +249,7 @@ def datasets(file: h5py.File) -> list[h5py.Dataset]:
 
 def sha256(dataset: h5py.Dataset) -> str:
     """Of the bytes of a dataset."""
+    _fits(dataset)
     digest = hashlib.sha256()
     step = max(1, AT_ONCE // max(1, dataset.nbytes // max(1, len(dataset))))
     for begin in range(0, len(dataset), step):

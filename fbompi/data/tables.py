@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-import zipfile
+import sys
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from fbompi.data.content import SILENT, Content, Part, Progress, in_blocks, rows_per_block
-from fbompi.data.originals import AT_ONCE, Stream, opened, sensible
+from fbompi.archive import Archive
+from fbompi.data.content import MOST_FEATURES, SILENT, Content, Part, Progress, in_blocks, rows_per_block
+from fbompi.data.originals import AT_ONCE, Stream, opened
 from fbompi.errors import UserError
 
 LONGEST_LINE = 1 << 26
-MOST_FEATURES = 1 << 24
 MOST_CLASSES = 1 << 16  # more are hardly classes
 NAMES = [
     *itertools.product(("X", "x", "features", "images"), ("y", "labels")),
@@ -113,15 +113,10 @@ def _lines(stream: Stream) -> Iterator[bytes]:
 def npz(name: str, path: Path, progress: Progress = SILENT) -> Content:
     """Arrays of an archive of NumPy's; samples of more than one dimension are images."""
     try:
-        if not zipfile.is_zipfile(path):  # NumPy would take it for a pickle
-            raise UserError(f"{path}: is damaged, or not an .npz archive")
-        with np.load(path, allow_pickle=False) as archive:
-            size = sum(member.file_size for member in archive.zip.infolist())
-            if size > sensible(path.stat().st_size):
-                raise UserError(
-                    f"{path}: holds {size:,} bytes, far more than expected; if it is to be so, use np.savez"
-                )
-            arrays = {part: (archive[x], archive[y]) for part, (x, y) in _names(archive.files, path).items()}
+        with open(path, "rb") as raw:
+            archive = Archive(raw, path)
+            names = _names(archive.names, path)
+            arrays = {part: (archive.array(x), archive.array(y)) for part, (x, y) in names.items()}
     except UserError:
         raise
     except OSError as e:
@@ -165,8 +160,15 @@ def _check_arrays(x: np.ndarray, y: np.ndarray, path: Path) -> None:
         raise UserError(f"{path}: has labels of shape {y.shape} for {len(x):,} samples; expected ({len(x)},)")
     if y.dtype.kind not in "buifUS" or (y.dtype.kind == "f" and not _whole(y)):
         raise UserError(f"{path}: has labels of type {y.dtype}; expected whole numbers or words")
+    if y.dtype.kind == "U" and y.size and _code_points(y).max(initial=0) > sys.maxunicode:
+        raise UserError(f"{path}: has labels that are not text")
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         raise UserError(f"{path}: has features that are not finite numbers")
+
+
+def _code_points(words: np.ndarray) -> np.ndarray:
+    """The characters of words, as numbers that may be none of Unicode's."""
+    return np.ascontiguousarray(words).view(np.dtype(np.uint32).newbyteorder(words.dtype.byteorder))
 
 
 def _whole(numbers: np.ndarray) -> bool:
