@@ -45,6 +45,10 @@ def fbompi() -> None:
     fbompi run                     a first run in this process, seconds
     fbompi run -n 4                the same on MPI: a server and three ranks of clients
     fbompi inspect RUN.h5          what happened
+    fbompi resume RUN.h5           go on with a run that was stopped or killed
+    fbompi replay RUN.h5 --verify  the same arrivals again, in one process
+
+    Exit status: 0 complete, 1 failed, 2 a mistake told in one line, 4 complete with losses, 75 stopped, resumable.
     """
 
 
@@ -84,23 +88,111 @@ def run(
     if show_config:
         click.echo(load().text(), nl=False)
         return
-    from fbompi.links import mpi
-
-    if ranks is not None and ranks > 1:
-        if mpi.launched_ranks() > 1:
-            if mpi.launched_rank():
-                return  # rank 0 says it
-            raise UserError(f"-n {ranks}: mpirun is running already; leave -n out")
-        from fbompi.launch import launch
-
-        load()  # a mistake is told here, once, before any rank starts
-        launch(ranks, _without_ranks(sys.argv[1:]), quiet)
+    if ranks is not None and ranks > 1 and _launch(ranks, quiet, load):
+        return
     from fbompi import start
 
     try:
         path = start.run(load, overwrite, quiet)
     except UserError as e:
         raise source.locate(e) from None
+    _tell(path, as_json)
+
+
+@fbompi.command()
+@click.argument("run_file", type=click.Path())
+@KEYS
+@RANKS
+@QUIET
+@JSON
+def resume(run_file: str, options: tuple[str, ...], ranks: int | None, quiet: bool, as_json: bool) -> None:
+    """Go on with a run that was stopped or killed, from its last checkpoint, on any number of ranks.
+
+    What is recorded after the checkpoint is gone through again and compared. With -o only run.rounds and the keys
+    of [record] may change; a complete run is prolonged by more rounds.
+
+    \b
+    fbompi resume run.h5
+    fbompi resume run.h5 -n 4
+    mpirun -n 64 fbompi resume run.h5 -o run.rounds=2000
+    """
+    from pathlib import Path
+
+    path = Path(run_file)
+
+    def check() -> None:
+        from fbompi.resume import resumed_config
+
+        resumed_config(path, options, ranks or 1)
+
+    if ranks is not None and ranks > 1 and _launch(ranks, quiet, check):
+        return
+    from fbompi import start
+
+    _tell(start.resume(path, options, quiet), as_json)
+
+
+@fbompi.command()
+@click.argument("run_file", type=click.Path())
+@click.option("--verify", is_flag=True, help="Exit with status 1 unless every recorded iterate has the same bits.")
+@click.option("--until", type=click.IntRange(0), help="Stop after this outer round.")
+@click.option("--python", "interactive", is_flag=True, help="Then open Python with the state at that round.")
+@QUIET
+@JSON
+def replay(run_file: str, verify: bool, until: int | None, interactive: bool, quiet: bool, as_json: bool) -> None:
+    """Run the recorded arrivals again in one process, and compare every recorded iterate.
+
+    In Python: fbompi.replay.replay("run.h5", until=20).state
+
+    \b
+    fbompi replay run.h5 --verify
+    fbompi replay run.h5 --until 20 --python
+    """
+    from fbompi.progress import Progress
+    from fbompi.replay import replay as again
+
+    progress = Progress(0, "", quiet)
+    replayed = again(run_file, until, progress.count)
+    progress.end()
+    found, state = replayed.comparison, replayed.state
+    figures = {"round": state.round, "compared": found.rounds, "different": found.different, "first": found.first,
+               "largest_difference": found.largest}  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(figures))
+    elif found.different:
+        click.echo(
+            f"round {state.round}: {found.different} of {found.rounds} recorded rounds have other bits, the first is "
+            f"round {found.first}; the largest difference is {found.largest:.3g}"
+        )
+    else:
+        click.echo(f"round {state.round}: all {found.rounds} recorded rounds have the same bits")
+    if interactive:
+        import code
+
+        names = ", ".join(vars(state))
+        local = {"replayed": replayed, "state": state, "driver": replayed.driver}
+        code.interact(f"state after round {state.round}: {names}", local=local, exitmsg="")
+    if verify and found.different:
+        raise SystemExit(1)
+
+
+def _launch(ranks: int, quiet: bool, check: Callable[[], object]) -> bool:
+    """Become mpirun for this command line; True on a rank that mpirun started already, where there is nothing to do."""
+    from fbompi.links import mpi
+
+    if mpi.launched_ranks() > 1:
+        if mpi.launched_rank():
+            return True  # rank 0 says it
+        raise UserError(f"-n {ranks}: mpirun is running already; leave -n out")
+    from fbompi.launch import launch
+
+    check()  # a mistake is told here, once, before any rank starts
+    launch(ranks, _without_ranks(sys.argv[1:]), quiet)
+    return True
+
+
+def _tell(path: Any, as_json: bool) -> None:
+    """What a finished run has to show."""
     if path is not None:
         from fbompi.summary import page, summary
 

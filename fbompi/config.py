@@ -26,6 +26,9 @@ import tomli_w
 
 from fbompi.errors import UserError
 
+MOST_CLIENTS = 10**6  # the server has some kB for each
+MOST_STEPS = 10**9  # local steps of a task
+
 
 @dataclass(frozen=True)
 class AtLeast:
@@ -82,8 +85,12 @@ class Run:
 class Clients:
     """Who takes part."""
 
-    count: Annotated[int | Literal["auto"], "clients; auto: 18, or one per client rank if more", AtLeast(1)] = "auto"
-    local_steps: Annotated[int | list[int], "local steps per task, or [low, high] drawn per task", AtLeast(1)] = 1
+    count: Annotated[
+        int | Literal["auto"], "clients; auto: 18, or one per client rank if more", AtLeast(1), AtMost(MOST_CLIENTS)
+    ] = "auto"
+    local_steps: Annotated[
+        int | list[int], "local steps per task, or [low, high] drawn per task", AtLeast(1), AtMost(MOST_STEPS)
+    ] = 1
     steps_by: Annotated[
         Literal["task", "client"], "local_steps [low, high]: drawn for every task, or for every client"
     ] = "task"
@@ -102,6 +109,27 @@ class Clients:
         Above(0),
         AtMost(1),
     ] = 1.0
+    aggregate: Annotated[
+        Literal["mean", "clip", "trimmed", "median"], "how vectors of clients are averaged; all but mean stand garbage"
+    ] = "mean"
+    clip: Annotated[float, "aggregate clip: the longest vector, in median lengths", Above(0)] = 3.0
+    trim: Annotated[float, "aggregate trimmed: part of the clients cut off at either end", Above(0), AtMost(0.5)] = 0.2
+
+
+@dataclass
+class Faults:
+    """What is done about ranks and clients that fail."""
+
+    lost: Annotated[
+        Literal["adopt", "leave", "stop"],
+        "clients of a lost rank: other ranks adopt them; they are left out; the run stops, resumable",
+    ] = "adopt"
+    silence: Annotated[float, "seconds without a sign of life until a rank counts as lost; 0: never", AtLeast(0)] = 30.0
+    absurd: Annotated[
+        float, "an answer this many times as long as is usual is rejected, as one that is not finite; 0: none is",
+        AtLeast(0),
+    ] = 1e6  # fmt: skip
+    offences: Annotated[int, "rejected answers in a row until a client is left out", AtLeast(1)] = 3
 
 
 @dataclass
@@ -128,6 +156,11 @@ class Record:
     every: Annotated[int, "a row of the trajectory every so many outer rounds", AtLeast(1)] = 10
     iterates: Annotated[bool, "keep x and y in every row, not only in the last"] = True
     metrics: Annotated[bool, "evaluate objectives and metrics in every row"] = True
+    checkpoint_every: Annotated[
+        int | Literal["auto"],
+        "a checkpoint every so many outer rounds; 0: only when stopped; auto: as often as takes 1 % of the time",
+        AtLeast(0),
+    ] = "auto"
 
 
 @dataclass
@@ -155,6 +188,7 @@ class Config:
     clients: Clients = field(default_factory=Clients)
     algorithm: Any = None
     delays: Delays = field(default_factory=Delays)
+    faults: Faults = field(default_factory=Faults)
     record: Record = field(default_factory=Record)
     source: Source = field(default_factory=Source, repr=False, compare=False)
 
@@ -170,7 +204,7 @@ def _without_none(tables: dict[str, Any]) -> dict[str, Any]:
     return {k: _without_none(v) if isinstance(v, dict) else v for k, v in tables.items() if v is not None}
 
 
-SECTIONS = {"run": Run, "clients": Clients, "delays": Delays, "record": Record}
+SECTIONS = {"run": Run, "clients": Clients, "delays": Delays, "faults": Faults, "record": Record}
 
 
 @dataclass(frozen=True)
@@ -362,6 +396,7 @@ def _refuse_unused(clients: Clients, method: Any, source: Source) -> None:
     used_keys = {"count", *ANYONE, *method.client_keys, *(["steps_by"] if "local_steps" in method.client_keys else [])}
     needs = {  # keys that mean something only with another one
         "stay": ("presence", "anarchic"), "away": ("presence", "anarchic"), "schedule": ("presence", "schedule"),
+        "clip": ("aggregate", "clip"), "trim": ("aggregate", "trimmed"),
     }  # fmt: skip
     for key, spec in (keys_of(Clients) or {}).items():
         value = getattr(clients, key)

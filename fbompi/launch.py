@@ -1,16 +1,26 @@
-"""Starting mpirun with the flags that this machine needs."""
+"""Starting mpirun with the flags that this machine needs, and seeing it through."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from fbompi.errors import UserError
+from fbompi.links.mpi import IN_ORDER, WHEREABOUTS
 from fbompi.progress import TERMINAL
+from fbompi.signals import STOPPING
+
+PR_SET_PDEATHSIG = 1  # of prctl: the signal that a process gets when its parent dies
 
 
 @dataclass(frozen=True)
@@ -54,9 +64,17 @@ def flags(launcher: Launcher, ranks: int) -> list[str]:
             words.append("--allow-run-as-root")
         # Open MPI counts physical cores, or Slurm's tasks; and two small jobs would bind to the same cores.
         words += ["--oversubscribe", "--bind-to", "none"]
+        if _tolerates_faults(launcher):
+            words += ["--with-ft", "ulfm"]
         if ranks > cores():  # waiting ranks must not take the cores from the working ones
             words += ["--mca", "mpi_yield_when_idle", "1"]
     return words
+
+
+def _tolerates_faults(launcher: Launcher) -> bool:
+    """Whether this launcher's jobs can outlive a dead rank; FBOMPI_FAULT_TOLERANCE=0 does without."""
+    found = re.search(r"Open MPI\)? (\d+)", launcher.version)
+    return found is not None and int(found[1]) >= 5 and os.environ.get("FBOMPI_FAULT_TOLERANCE") != "0"
 
 
 def command(ranks: int, arguments: list[str]) -> list[str]:
@@ -71,15 +89,55 @@ def command(ranks: int, arguments: list[str]) -> list[str]:
     return [*start, sys.executable, "-m", "fbompi", *arguments]
 
 
-def launch(ranks: int, arguments: list[str], quiet: bool = False) -> None:
-    """Become mpirun; returns only by an error."""
+def launch(ranks: int, arguments: list[str], quiet: bool = False) -> NoReturn:
+    """Run mpirun and leave with its status."""
     words = command(ranks, arguments)
     if not quiet:
         import shlex
 
         print("$ " + shlex.join(words), file=sys.stderr, flush=True)
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, TERMINAL: "1" if sys.stderr.isatty() else "0"}
+    with tempfile.NamedTemporaryFile(prefix="fbompi-") as whereabouts:
+        environment = {
+            "OMP_NUM_THREADS": "1", **os.environ, TERMINAL: "1" if sys.stderr.isatty() else "0",
+            WHEREABOUTS: whereabouts.name,
+        }  # fmt: skip
+        status = _attended(words, environment)
+        server = whereabouts.read()
+    if status == 0 and server and server != IN_ORDER:  # a fault-tolerant mpirun finds nothing wrong with dead ranks
+        print("fbompi: the server, rank 0, was killed; what it has recorded stands", file=sys.stderr)
+        status = 1
+    raise SystemExit(status)
+
+
+def _attended(words: list[str], environment: dict[str, str]) -> int:
+    """The status of an mpirun that ends when this process does.
+
+    Open MPI's answers SIGTERM and Ctrl-C by killing all ranks a quarter of a second later, but passes SIGUSR1 on and
+    waits. So the first signal reaches the ranks as SIGUSR1; the second ends them at once. mpirun is in a process
+    group of its own, or a terminal's Ctrl-C would go to it too.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+
+    def prepare() -> None:
+        os.setpgid(0, 0)
+        if prctl is not None:  # Linux
+            prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # what is blocked here would stay so there
+
+    asked = 0
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked += 1
+        process.send_signal(signal.SIGUSR1 if asked == 1 else signal.SIGTERM)
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # until there is somebody to pass them on to
     try:
-        os.execve(words[0], words, environment)
+        process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, preexec_fn=prepare)
     except OSError as e:
         raise UserError(f"{words[0]}: cannot be started: {e.strerror}") from None
+    for number in STOPPING:
+        signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    status = process.wait()
+    return status if status >= 0 else 128 - status

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from fbompi.config import MOST_STEPS
+
 Array = np.ndarray
 
 COSTS = ("gradients", "hvps", "crosses", "work", "memory")  # what a task took, as its answer says: see `Client`
@@ -46,6 +48,7 @@ class Task:
     time_sent: float
     delay: float  # seconds on the way and waiting, from the delay model
     compute: float  # seconds of computing, from the delay model
+    place: int  # in the order in which sums run: its number, or that of the task it repeats
 
 
 @dataclass(slots=True)
@@ -69,28 +72,35 @@ class Update:
         return self.task.kind
 
 
+Plausible = Callable[[Sequence[Array], Sequence[Array]], bool]  # of the arrays of a task and of its answer
+
+
 class TaskFunction(Protocol):
     """A client function with the shapes it takes and gives (see `task`)."""
 
     takes: tuple[str, ...]
     gives: tuple[str, ...]
     local_steps: bool
+    plausible: Plausible | None
 
     def __call__(self, client: Any, *arrays: Array) -> Any: ...
 
 
-def task(takes: str, gives: str, local_steps: bool = False) -> Callable[[Callable], TaskFunction]:
+def task(
+    takes: str, gives: str, local_steps: bool = False, plausible: Plausible | None = None
+) -> Callable[[Callable], TaskFunction]:
     """Declare a client function: the shapes of its arguments and of its result, as words.
 
     ``x`` the client's block of the upper variable, ``y`` the lower variable, ``1`` a number,
     ``yy`` and ``xy`` matrices, ``metrics`` the parts of an evaluation. For submodels: ``held_x`` and ``held_y`` say
     which coordinates a client holds (`pack_mask`), ``part_x`` and ``part_y`` are vectors of any length up to that of x
-    and y. `local_steps`: whether it takes any.
+    and y. `local_steps`: whether it takes any. `plausible`: false of an answer that no honest client can give, as the
+    arrays of the task (as the client was sent them) and of the answer show.
     """
 
     def declare(function: Any) -> TaskFunction:
         function.takes, function.gives = tuple(takes.split()), tuple(gives.split())
-        function.local_steps = local_steps
+        function.local_steps, function.plausible = local_steps, plausible
         return function
 
     return declare
@@ -188,15 +198,21 @@ def write_header(buffer: Array, *fields: Any) -> None:
 
 def unpack(buffer: Array, size: int) -> tuple[Header, Array]:
     """The header and a view of the payload of a message of `size` bytes; anything malformed is refused."""
+    if size > buffer.nbytes:
+        raise ValueError(f"a message of {size} bytes where there is room for {buffer.nbytes}")
     return read_header(buffer, size), buffer[HEADER_WORDS : size // 8]
 
 
 def read_header(buffer: Array, size: int) -> Header:
     """The header of a message of `size` bytes, of which `buffer` need hold no more than that."""
+    if size < 8 * HEADER_WORDS:
+        raise ValueError(f"a message of {size} bytes: shorter than a header")
     fields = _HEADER.unpack_from(buffer.data)
     header = Header._make((*fields[1:9], fields[9:]))
     if fields[0] != _MAGIC or size != 8 * (HEADER_WORDS + header.length):
         raise ValueError(f"a message of {size} bytes that begins with {fields[0]!r}: not of this version of fbompi")
+    if header.kind < 0 or header.client < 0 or not 0 <= header.local_steps <= MOST_STEPS:
+        raise ValueError(f"a message with a header that cannot be: {header}")
     return header
 
 
@@ -270,6 +286,9 @@ def pack_mask(held: Array) -> Array:
 
 def unpack_mask(numbers: Array, n: int) -> Array:
     """The coordinates, of n, that a mask holds, in rising order."""
-    whole = np.asarray(numbers).astype(np.int64)
+    numbers = np.asarray(numbers)
+    if not ((numbers >= 0) & (numbers < 2.0**BITS) & (numbers == np.floor(numbers))).all():
+        raise ValueError(f"a mask of numbers that are not whole ones of {BITS} bits")
+    whole = numbers.astype(np.int64)
     bits = whole[:, None] >> np.arange(BITS) & 1
     return np.flatnonzero(bits.ravel()[:n])

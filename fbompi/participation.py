@@ -13,12 +13,15 @@ from fbompi.errors import UserError
 from fbompi.randomness import Table, stream
 from fbompi.rows import read_rows
 
+NOBODY = "no client is left: all were lost, or left out after answers that were rejected"
+
 
 class Participation:
-    """The clients of every round of communication."""
+    """The clients of every round of communication, but for those in `gone`, which were left out for good."""
 
     def __init__(self, settings: Clients, clients: int, seed: int) -> None:
         self.clients, self.seed, self.replacement = clients, seed, settings.replacement
+        self.gone: set[int] = set()
         self.count = max(1, round(settings.participation * clients))
         self._everyone = np.arange(clients)
         self._comings = (
@@ -27,7 +30,24 @@ class Participation:
         self._schedule = read_schedule(settings.schedule, clients) if settings.presence == "schedule" else None
 
     def present(self, round_: int) -> np.ndarray:
-        """Who can be asked in this round, in rising order; never nobody."""
+        """Who can be asked in this round, in rising order; never nobody.
+
+        Where all that would be there are gone, it is all others.
+        """
+        here = self._expected(round_)
+        if not self.gone:
+            return here
+        here = here[~np.isin(here, list(self.gone))]
+        return here if len(here) else self.left()
+
+    def left(self) -> np.ndarray:
+        """All clients that are not gone, in rising order; never nobody."""
+        left = np.setdiff1d(self._everyone, list(self.gone))
+        if not len(left):
+            raise UserError(NOBODY)
+        return left
+
+    def _expected(self, round_: int) -> np.ndarray:
         if self._comings is not None:
             return self._comings.present(round_)
         if self._schedule is not None:

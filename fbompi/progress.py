@@ -35,9 +35,15 @@ class Progress:
         self._last = moment
         left = (moment - self._begin) * (self.rounds - done) / max(done, 1)
         figures = "  ".join(f"{k} {v:.4g}" for k in SHOWN if (v := self._row.get(k)) is not None)
-        line = f"round {done}/{self.rounds}  {now:.1f} {self.unit}  {figures}"
+        clock = f"  {now:.1f} {self.unit}" if self.unit else ""
+        line = f"round {done}/{self.rounds}{clock}  {figures}"
         line += f"  {left:.0f} s left" if 0 < done < self.rounds else ""
         self._write(line)
+
+    def count(self, done: int, rounds: int) -> None:
+        """The same, where there is nothing to tell but the rounds."""
+        self.rounds = rounds
+        self.show(done, 0.0)
 
     def _write(self, line: str) -> None:
         sys.stderr.write(f"\r{line}\x1b[K" if self.live else f"{line}\n")

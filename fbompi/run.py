@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import os
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, is_dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fbompi import registry
+from fbompi.aggregation import Aggregation
 from fbompi.algorithms.setting import Setting
 from fbompi.client import Client, combine, metric_names
 from fbompi.config import Clients, Config
 from fbompi.delays import DelayModel
 from fbompi.errors import UserError
-from fbompi.links.link import Link
+from fbompi.links.link import ClientsGone, Link
 from fbompi.memory import computes_on_gpu
 from fbompi.messages import Array, Shapes, TaskFunction
 from fbompi.participation import Participation
 from fbompi.problem import Oracles, Selection, blocks, family, missing_parts
 from fbompi.randomness import stream
 
+if TYPE_CHECKING:  # hosts need not load HDF5
+    from fbompi.checkpoint import Checkpoint
+
 DEFAULT_CLIENTS = 18
+FAR = 1e8  # times the size of the start: no iterate of a run that converges is there
 
 
 @dataclass
@@ -65,10 +72,22 @@ def build(config: Config, client_ranks: int = 0) -> Parts:
         )
     if method.family == "nonsmooth":
         problem = Selection(problem)
+    _refuse_too_large(problem, name)
     with registry.told(f"problem {name}"):
         owned = blocks(problem, count)
     shapes = Shapes(owned, problem.dim_x, problem.dim_y, 2 + 2 * len(metric_names(problem)))
     return Parts(config, problem, shapes, method.used_tasks(config.algorithm, shapes))
+
+
+def _refuse_too_large(problem: Any, name: str) -> None:
+    """Before memory is taken: one iterate, of which a run needs several, must fit."""
+    needed = 8 * (problem.dim_x + problem.dim_y)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise UserError(
+            f"problem {name}: dim_x = {problem.dim_x:,} and dim_y = {problem.dim_y:,} numbers take {needed / 1e9:,.0f} "
+            f"GB, and this machine has {memory / 1e9:,.0f} GB"
+        )
 
 
 def make_problem(config: Config) -> Any:
@@ -99,7 +118,8 @@ def link_arguments(parts: Parts) -> tuple:
     config = parts.config
     delays = DelayModel(config.delays, parts.clients, config.run.seed)
     clients = config.clients
-    return parts.functions, parts.shapes, delays, clients.local_steps, config.run.seed, clients.steps_by == "client"
+    by_client = clients.steps_by == "client"
+    return parts.functions, parts.shapes, delays, clients.local_steps, config.run.seed, by_client, config.faults
 
 
 class Driver:
@@ -121,7 +141,7 @@ class Driver:
             parts.shapes, smoothness, config.run.rounds, config.run.seed,
             Participation(config.clients, parts.clients, config.run.seed), capacities(config.clients, parts.clients),
             getattr(problem, "project_x", _same), getattr(problem, "project_y", _same), lambda: link.curvature,
-            config.clients.batch,
+            config.clients.batch, aggregation=Aggregation.of(config.clients),
         )  # fmt: skip
         if hasattr(problem, "units"):
             with registry.told(f"problem {config.run.problem}, units"):
@@ -130,10 +150,20 @@ class Driver:
             setting.outer, setting.outer_subgradient = problem.outer, problem.outer_subgradient
             setting.outer_convexity, setting.components = problem.outer_convexity, problem.components
         self.setting = setting
+        setting.participation.gone = link.gone
+        link.guard.suspicious = config.clients.aggregate != "mean"
+        link.breaks_rounds = method.facts["communication"] == "synchronous"
         with self._told("__init__ and start"):
             self.method = method(config.algorithm, setting)
             self.state = self.method.start(x, y)
         self.server_seconds = 0.0
+        self._far = FAR * (math.sqrt(x.size + y.size) + float(np.linalg.norm(x)) + float(np.linalg.norm(y)))
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from there."""
+        self.state, self.server_seconds = checkpoint.state, checkpoint.server_seconds
+        self.link.restore(checkpoint.link)
+        self.method.heed()
 
     def run(self, recorder: Any, stop: Any) -> bool:
         """All rounds, unless asked to stop; `recorder` is shown the state before the first and after each."""
@@ -141,16 +171,44 @@ class Driver:
         while not self.over and not stop.asked:
             self.advance()
             recorder.see(self.state, self.link)
-        recorder.finish(self.link)
+        if self.over:
+            recorder.finish(self.link)
         return self.over
 
     def advance(self) -> None:
         """One outer round."""
         begin, waited = time.perf_counter(), self.link.waited
-        with self._told("round"):
-            self.method.round(self.state, self.link)
+        while True:
+            before = _copied(self.state) if self.link.breaks_rounds else None
+            try:
+                with self._told("round"):
+                    self.method.round(self.state, self.link)
+                break
+            except ClientsGone:  # the round begins anew without them
+                self.state = before
         self.method.heed()
         self.server_seconds += time.perf_counter() - begin - (self.link.waited - waited)
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse to go on with a run that diverges."""
+        state = self.state
+        for name, z in (("x", state.x), ("y", state.y)):
+            size = float(np.linalg.norm(z))
+            if not size < self._far:
+                raise UserError(
+                    f"the run diverges: ‖{name}‖ = {size:.3g} after round {state.round}. {self._steps()}: try a "
+                    "smaller step; if a few clients send garbage, -o clients.aggregate=median"
+                )
+
+    def _steps(self) -> str:
+        """The step sizes in use, in words."""
+        found = []
+        for key, value in vars(self.parts.config.algorithm).items():
+            if "step" in key and isinstance(value, int | float | str) and key not in ("map_steps",):
+                taken = getattr(self.state, "step", 0.0) if key == "step_x" else 0.0
+                found.append(f"algorithm.{key} = {value}" + (f" (the last was {taken:.3g})" if taken else ""))
+        return ", ".join(found) or "the method has no step size of its own"
 
     def _told(self, doing: str) -> AbstractContextManager:
         """An error in a user's own method is told with the lines of that method; in ours it is ours."""
@@ -203,3 +261,14 @@ def _start(parts: Parts) -> tuple[Array, Array]:
 
 def _same(z: Array) -> Array:
     return z
+
+
+def _copied(state: Any) -> Any:
+    """A state that stays as it is when the method goes on with the original, which replaces arrays but keeps them."""
+    copied = copy.copy(state)
+    for name, value in vars(state).items():
+        if is_dataclass(value):
+            setattr(copied, name, copy.copy(value))
+        elif isinstance(value, list | dict | set):
+            setattr(copied, name, copy.deepcopy(value))
+    return copied

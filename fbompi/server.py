@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fbompi import checkpoint, record
+from fbompi.checkpoint import Checkpoint
 from fbompi.config import Config
 from fbompi.errors import UserError
+from fbompi.journal import Lock
 from fbompi.links import mpi
-from fbompi.links.link import Link
+from fbompi.links.link import Link, RanksLost
 from fbompi.progress import Progress
-from fbompi.record import CLIENT, STATES, Destination, Recorder, RunFile
+from fbompi.record import CLIENT, STATES, Destination, Recorder, RunFile, Unwritable, script_of
 from fbompi.run import Driver, Parts, dealing
 from fbompi.signals import Stop
+from fbompi.status import LOSSES, RESUMABLE
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A run file that is to be gone on with."""
+
+    path: Path
+    lock: Lock
 
 
 def destination(config: Config, overwrite: bool) -> Destination:
@@ -24,36 +37,114 @@ def destination(config: Config, overwrite: bool) -> Destination:
     return Destination.choose(config.run.out, stem, overwrite)
 
 
-def drive(parts: Parts, link: Link, out: Destination, where: dict[str, Any], quiet: bool) -> Path:
+def drive(parts: Parts, link: Link, out: Destination | Resumption, where: dict[str, Any], quiet: bool) -> Path:
     """Set up the method, then run it into the file; whatever happens, the file tells."""
     with Stop() as stop:  # from before there is a file: one that was interrupted says so
+        link.asked = stop.ask
         try:
             driver = Driver(parts, link)
-            file = _create(parts, driver, link, out, where)
+            if isinstance(out, Resumption):
+                file = RunFile(out.path, out.lock)
+                resumed = _restore(driver, file)
+            else:
+                file, resumed = _create(parts, driver, link, out, where), None
+            attributes = {**where, "config": parts.config.text()}
+            file.begin(attributes, driver.state.round)
         except UserError:
             link.close()
             if where["ranks"] > 1:
                 mpi.finish()
             raise
         progress = Progress(parts.config.run.rounds, "s" if link.name == "mpi" else "virtual s", quiet)
-        status = "failed"
-        final: dict[str, tuple[np.ndarray, str]] = {}
-        try:
-            completed = driver.run(Recorder(file, driver, progress), stop)
-            final = _results(driver)
-            link.close()
-            status = "complete" if completed else "interrupted"
-        finally:
-            progress.end()
-            state = driver.state
-            last = {"x": (state.x, "the upper variable"), "y": (state.y, "the lower variable")}
-            file.finish(status, {**last, **final})
-    if not completed:
-        if where["ranks"] > 1:
-            mpi.finish()
-        print(f"fbompi: interrupted after round {driver.state.round}; recorded in {file.path}", file=sys.stderr)
-        raise SystemExit(130)
+        recorder = Recorder(file, driver, progress, resumed)
+        why = _run(driver, recorder, link, stop, progress)
+    if why:
+        _leave(RESUMABLE, where, f"{why} after round {driver.state.round}; fbompi resume {file.path} goes on")
+    losses = _losses(link)
+    if losses:
+        _leave(LOSSES, where, f"complete, but {losses}; fbompi inspect {file.path} tells more")
     return file.path
+
+
+def _run(driver: Driver, recorder: Recorder, link: Link, stop: Stop, progress: Progress) -> str:
+    """Run to the end, empty, or to why it stopped before, in a state that can be gone on with."""
+    file = recorder.file
+    try:
+        if driver.run(recorder, stop):
+            last, results = recorder.taken(driver.state, link), _results(driver)
+            link.close()
+            file.finish("complete", {**_iterates(driver), **results}, last)
+            return ""
+        recorder.keep(driver.state, link)
+        link.close()
+        file.finish("interrupted", _iterates(driver))
+        return "interrupted"
+    except Unwritable as e:
+        file.close()
+        record.mark(file.path, "interrupted")
+        return f"{e.line}: stopped, and what was recorded before stands. Make room, then go on; it was"
+    except RanksLost as e:  # in the middle of a round: the last checkpoint is what can be gone on from
+        file.append_incidents(link.incidents)
+        file.finish("interrupted", {})
+        link.close()
+        return str(e)
+    except BaseException as e:
+        try:
+            file.finish("interrupted" if isinstance(e, KeyboardInterrupt) else "failed", _iterates(driver))
+        except UserError:
+            file.close()
+        raise
+    finally:
+        progress.end()
+
+
+def _leave(status: int, where: dict[str, Any], line: str) -> None:
+    print(f"fbompi: {line}", file=sys.stderr)
+    if where["ranks"] > 1:
+        mpi.leave(status)
+    raise SystemExit(status)
+
+
+def _losses(link: Link) -> str:
+    """What was lost on the way, in words; empty, if nothing was."""
+    adopted, lost = ((link.client_state == STATES[name]).sum() for name in ("adopted", "lost"))
+    words = [f"{lost} clients were left out"] if lost else []
+    words += [f"{adopted} clients were adopted from lost ranks"] if adopted else []
+    words += ["a rank without clients was lost"] if mpi.LOST and not words else []
+    return ", ".join(words)
+
+
+def _restore(driver: Driver, file: RunFile) -> Checkpoint | None:
+    """Put a run where its last usable checkpoint has it, with what is known of what came after."""
+    link = driver.link
+    like = Checkpoint("", 0, 0, [0.0, 0.0], 0.0, driver.state, link.saved())
+    found = None
+    for name, path in checkpoint.candidates(file.path):
+        if not path.exists() or (path == file.path and "checkpoint" not in file.file):
+            continue
+        try:
+            if path == file.path:
+                candidate = checkpoint.unpack(file.file, "checkpoint", like)
+            else:
+                candidate = checkpoint.read(path, like)
+            if candidate.run != file.id:
+                raise UserError(f"{name}: belongs to another run")
+            if candidate.rows > file.rows or candidate.events > file.events:
+                raise UserError(f"{name}: is newer than the run file")
+        except (UserError, ValueError, KeyError, TypeError) as e:
+            print(f"fbompi: {e}", file=sys.stderr)
+            continue
+        found = candidate
+        break
+    takes = 0
+    if found is not None:
+        driver.restore(found)
+        takes = found.link.takes
+    elif file.events:
+        print("fbompi: no checkpoint: what is recorded is gone through again from the start", file=sys.stderr)
+    if link.name == "mpi":
+        link.script = script_of(file.file, found.events if found else 0, takes) or None
+    return found
 
 
 def _create(parts: Parts, driver: Driver, link: Link, out: Destination, where: dict[str, Any]) -> RunFile:
@@ -63,8 +154,8 @@ def _create(parts: Parts, driver: Driver, link: Link, out: Destination, where: d
     clients["capacity"] = driver.setting.capacity
     clients["delay_factor"] = link.delays.factor
     clients["state"] = STATES["alive"]
-    if where["ranks"] > 1:
-        clients["rank"] = [mpi.host_of(c, where["ranks"]) for c in range(parts.clients)]
+    for name, column in link.places().items():
+        clients[name] = column
     attributes = {
         **where, "config": config.text(), "seed": config.run.seed, "link": link.name,
         "smoothness": driver.setting.smoothness,
@@ -75,7 +166,12 @@ def _create(parts: Parts, driver: Driver, link: Link, out: Destination, where: d
     }  # fmt: skip
     dims = (problem.dim_x, problem.dim_y) if config.record.iterates else None
     dealt = dealing(problem, config.run.problem, parts.clients)
-    return RunFile(out, attributes, link.kinds, clients, {k: (v, "") for k, v in meanings.items()}, dims, dealt)
+    return record.create(out, attributes, link.kinds, clients, {k: (v, "") for k, v in meanings.items()}, dims, dealt)
+
+
+def _iterates(driver: Driver) -> dict[str, tuple[np.ndarray, str]]:
+    state = driver.state
+    return {"x": (state.x, "the upper variable"), "y": (state.y, "the lower variable")}
 
 
 def _results(driver: Driver) -> dict[str, tuple[np.ndarray, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from types import FrameType
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Stop:
@@ -22,12 +22,23 @@ class Stop:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def ask(self) -> None:
+        """Somebody else was asked to stop us; signals still count from the first."""
+        self.asked = True
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
         self.__exit__()
 
 
 def leave_to_server() -> None:
-    """For a host: launchers signal every rank, and the server needs this one's answers to end in order."""
+    """For a host: launchers signal every rank, and the server needs this one's answers to end in order.
+
+    A handler that does nothing, where ignoring the signal would do too, lets a pulse see it and tell the server.
+    """
     for number in STOPPING:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, _leave)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Nothing: the server decides."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,44 +18,69 @@ from fbompi.signals import leave_to_server
 T = TypeVar("T")
 
 
+Prepare = Callable[[], tuple[Config, Callable[[], Any]]]  # the configuration, and who chooses the run file's place
+
+
 def run(load: Callable[[], Config], overwrite: bool, quiet: bool) -> Path | None:
     """Run a configuration; the path of its run file, or None on a rank that is not the server."""
+
+    def prepare() -> tuple[Config, Callable[[], Any]]:
+        config = load()
+        return config, lambda: _destination(config, overwrite)
+
+    return _start(prepare, quiet)
+
+
+def _destination(config: Config, overwrite: bool) -> Any:
+    from fbompi import server  # with HDF5, which the hosts need not load
+
+    return server.destination(config, overwrite)
+
+
+def resume(path: Path, options: Sequence[str], quiet: bool) -> Path | None:
+    """Go on with a run from its last checkpoint; its path, or None on a rank that is not the server."""
+    from fbompi.resume import resumed_config, resumption
+
+    def prepare() -> tuple[Config, Callable[[], Any]]:
+        config = resumed_config(path, options, mpi.launched_ranks())
+        return config, lambda: resumption(path)
+
+    return _start(prepare, quiet)
+
+
+def _start(prepare: Prepare, quiet: bool) -> Path | None:
     if not quiet:
         announce_compiling()
     if mpi.launched_ranks() > 1:
         comm = mpi.start()
         with mpi.all_or_none():
-            return _run_as_rank(comm, load, overwrite, quiet)
-    config = load()
+            return _start_as_rank(comm, prepare, quiet)
+    config, out = prepare()
     if config.run.link == "mpi":
         raise UserError('run.link = "mpi": there is one process only; start several with fbompi run -n 4, or mpirun')
     from fbompi import server
 
     parts = build(config)
-    out = server.destination(config, overwrite)
+    place = out()
     arguments = link_arguments(parts)
     link = VirtualLink([parts.client(i) for i in range(parts.clients)], *arguments)
-    return server.drive(parts, link, out, {"mpi": "", "ranks": 1}, quiet)
+    return server.drive(parts, link, place, {"mpi": "", "ranks": 1}, quiet)
 
 
-def _run_as_rank(comm: Any, load: Callable[[], Config], overwrite: bool, quiet: bool) -> Path | None:
+def _start_as_rank(comm: Any, prepare: Prepare, quiet: bool) -> Path | None:
     rank, size = comm.rank, comm.size
 
-    def prepare() -> tuple[Parts, Any, tuple]:
-        config = load()
+    def build_parts() -> tuple[Parts, Any, tuple]:
+        config, out = prepare()
         if config.run.link == "virtual":
             raise UserError(f'run.link = "virtual": takes one process, and the launcher started {size}')
         parts = build(config, size - 1)
-        if rank:
-            return parts, None, ()
-        from fbompi import server  # with HDF5, which the hosts need not load
+        return (parts, None, ()) if rank else (parts, out(), link_arguments(parts))
 
-        return parts, server.destination(config, overwrite), link_arguments(parts)
-
-    prepared = _on_all_ranks(comm, prepare)
+    prepared = _on_all_ranks(comm, build_parts)
     if prepared is None:
         return None
-    parts, out, arguments = prepared
+    parts, place, arguments = prepared
     # Shards are read and kernels compiled only when the configuration is known to be good.
     mine = [c for c in range(parts.clients) if rank and mpi.host_of(c, size) == rank]
     workers = _on_all_ranks(comm, lambda: {c: parts.client(c) for c in mine})
@@ -65,12 +90,13 @@ def _run_as_rank(comm: Any, load: Callable[[], Config], overwrite: bool, quiet: 
         from fbompi import server
 
         link = mpi.MpiLink(comm, *arguments)
-        path = server.drive(parts, link, out, {"mpi": mpi.library(), "ranks": size}, quiet)
+        path = server.drive(parts, link, place, {"mpi": mpi.library(), "ranks": size}, quiet)
         mpi.finish()
         return path
     leave_to_server()
     memory = memory_for(parts.problem, computes_on_gpu(parts.problem) and mpi.cuda_aware())
-    host = mpi.Host(comm, workers, parts.functions, parts.shapes, memory)
+    silence = parts.config.faults.silence
+    host = mpi.Host(comm, workers, parts.functions, parts.shapes, memory, parts.client, silence)
     try:
         host.serve()
     except BaseException as e:

@@ -285,6 +285,11 @@ def valid_tables(draw: st.DrawFn) -> dict[str, dict]:
         keys.pop("schedule", None)
     elif "schedule" in keys:
         keys["presence"] = "schedule"
+    if "clip" in keys:
+        keys["aggregate"] = "clip"
+        keys.pop("trim", None)
+    elif "trim" in keys:
+        keys["aggregate"] = "trimmed"
     if "steps_by" in keys:
         keys["local_steps"] = [1, 2]
     tables["run"] |= {"algorithm": algorithm, "problem": problem}

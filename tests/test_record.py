@@ -85,7 +85,9 @@ def test_there_is_one_event_per_arrival(opened):
               "time_arrived"}  # fmt: skip
     assert wanted <= set(events.dtype.names)
     assert np.array_equal(events["age"], events["arrived_round"] - events["sent_round"]) and events["age"].min() >= 0
-    assert np.all(np.diff(events["time_arrived"]) >= 0) and np.all(events["time_arrived"] >= events["time_sent"])
+    assert np.all(np.diff(events["take"]) >= 0) and np.all(events["time_arrived"] >= events["time_sent"])
+    for kind in set(events["kind"]):
+        assert np.all(np.diff(events["time_arrived"][events["kind"] == kind]) >= 0)
     assert len(set(events["task"])) == len(events)
     assert set(events["client"]) == set(range(5)) and set(events["local_steps"]) == {1, 2, 3}
     assert np.all(events["bytes"] > 0)
@@ -134,6 +136,8 @@ def same(one: Path, other: Path) -> None:
         b.visit(names[1].append)
         assert names[0] == names[1]
         for name in (n for n in names[0] if isinstance(a[n], h5py.Dataset) and n.rpartition("/")[2] not in MEASURED):
+            if name.startswith(("starts", "checkpoint/")):  # when, and what was measured on the way
+                continue
             assert numbers(a, name).tobytes() == numbers(b, name).tobytes(), name
 
 
@@ -390,7 +394,8 @@ def test_a_run_killed_at_any_moment_leaves_a_file_that_opens(tmp_path):
             time.sleep(chance.uniform(0.1, 0.5))  # perhaps before the file has its name
         run.send_signal(signal.SIGKILL)
         run.communicate()
-        assert {p.name for p in folder.iterdir() if not p.name.endswith(".partial")} <= {"run.h5"}
+        beside = {"run.h5", "run.h5.journal", "run.h5.checkpoint", "run.h5.checkpoint.old"}
+        assert {p.name for p in folder.iterdir() if not p.name.endswith(".partial")} <= beside
         assert all(p.name.startswith(".") for p in folder.glob("*.partial"))
         if (folder / "run.h5").exists():
             figures = summary(folder / "run.h5")
@@ -400,9 +405,6 @@ def test_a_run_killed_at_any_moment_leaves_a_file_that_opens(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True, reason="a flush of HDF5 is several writes, in no order that survives a kill between them"
-)
 def test_whichever_write_the_kill_falls_on_the_file_opens(tmp_path):
     """The run is stopped at each of its system calls, and the file as a kill there would leave it is looked at."""
     path, lost, rows = tmp_path / "run.h5", [], [0]
@@ -467,10 +469,10 @@ def test_ctrl_c_ends_a_run_in_order(tmp_path, seconds):
     path = tmp_path / "run.h5"
     run = start(tmp_path, *ENDLESS)
     err = interrupted(run, path, seconds)
-    assert run.returncode == 130 and "Traceback" not in err, err
+    assert run.returncode == 75 and "Traceback" not in err and "fbompi resume run.h5" in err, err
     assert summary(path)["status"] == "interrupted"
     assert_readable(path)
-    assert [p.name for p in tmp_path.iterdir()] == ["run.h5"]
+    assert {p.name for p in tmp_path.iterdir()} <= {"run.h5", "run.h5.checkpoint", "run.h5.checkpoint.old"}
 
 
 @needs_mpi
@@ -478,6 +480,6 @@ def test_ctrl_c_ends_a_run_on_ranks_in_order(tmp_path):
     path = tmp_path / "run.h5"
     run = start(tmp_path, *ENDLESS, "-n", 3)
     interrupted(run, path, 0.5)
-    assert run.returncode != 0
+    assert run.returncode == 75
     assert summary(path)["status"] == "interrupted"
     assert assert_readable(path) > 0

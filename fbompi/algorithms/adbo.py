@@ -26,6 +26,9 @@ leaves out (ε, and that a plane must have been idle for a while before it is dr
   and shrink with the age of answers like AFBO's. The term −½c‖λ‖² − ½c‖θ‖², constant in the program, is `damping`,
   in units of these steps: planes of a φ that is not affine contradict each other a little, and with c = 0 duals add up
   what they contradict. Where φ is affine, c = 0 with ``"distance"`` and ε = 0 leads to x*, as far as K allows.
+- A worker that was left out for good has no copies any more: planes through its y_i go, new ones know nothing of it.
+- ``clients.aggregate`` is for the averages that φ, its derivative and the sum of the θ_i are made of. Planes are over
+  all copies y_i, each worker's own.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from fbompi.algorithms.inverse import neumann
+from fbompi.algorithms.inverse import curves_upwards, neumann
 from fbompi.algorithms.method import Method, State
 from fbompi.algorithms.recent import Recent, bound_of, gather, quorum_of, shortened
 from fbompi.algorithms.setting import Setting, SmoothnessKey
@@ -61,7 +64,7 @@ def lower(client: Client, v: Array, y: Array) -> Array:
     return client.lower_grad(v, y)
 
 
-@task(takes="x y y", gives="y")
+@task(takes="x y y", gives="y", plausible=curves_upwards(v=2))
 def product(client: Client, v: Array, y: Array, u: Array) -> Array:
     """∇²_yy g_i · u, for its derivative."""
     return client.hvp(v, y, u)
@@ -152,12 +155,13 @@ class Adbo(Method):
 
     def start(self, x: Array, y: Array) -> AdboState:
         shapes, m = self.setting.shapes, self.setting.clients
-        recent = {kind: Recent(function.gives, shapes) for kind, function in self.tasks.items()}
+        rule = self.setting.aggregation
+        recent = {kind: Recent(function.gives, shapes, rule) for kind, function in self.tasks.items()}
         for client, block in enumerate(shapes.blocks):
             x_i, y_i = recent["worker"].of(client)
             x_i[:], y_i[:] = x[block], y
         return AdboState(
-            x=x, y=y, phi=y, recent=recent, theta=Recent(("x", "x"), shapes), idle=set(range(m)),
+            x=x, y=y, phi=y, recent=recent, theta=Recent(("x", "x"), shapes, rule), idle=set(range(m)),
             normals=np.zeros((0, x.size + (m + 1) * y.size)), offsets=np.zeros(0),
             duals=np.zeros(0), ahead=np.zeros(0), lately=np.zeros(0),
         )  # fmt: skip
@@ -182,9 +186,12 @@ class Adbo(Method):
             (G,) = self._everyone(s, link, "lower", v, phi)
             phi = self.setting.project_y(phi - self.beta * G)
         s.phi = phi
+        gone = sorted(link.gone)
+        Y[gone] = phi
         b, c = 2 * (Y - phi), 2 * (s.y - phi)
         s.gap = h = float((b * b).sum() + c @ c) / 4
-        self._keep(s, s.lately > 0)
+        through_gone = s.normals[:, s.x.size : -s.y.size].reshape(len(s.normals), *Y.shape)[:, gone].any(axis=(1, 2))
+        self._keep(s, (s.lately > 0) & ~through_gone)
         if h > eps:
             # (dφ/dv)ᵀ = −β ∇²_xy g Σ_{k<K} (I − β∇²_yy g)^k for each of the m + 1 copies.
             u = b.sum(axis=0) + c
@@ -228,8 +235,9 @@ class Adbo(Method):
 
         invited = self.setting.participation.invited(link.round)
         _, ages = gather(link, s.recent, s.idle, "worker", point, s.iteration, self.quorum, self.bound, invited)
-        gradient = pull_v - self.setting.clients * s.theta.means()[1]
-        s.gradient_norm = float(np.linalg.norm(gradient)) / self.setting.clients
+        workers_left = self.setting.clients - len(link.gone)
+        gradient = pull_v - workers_left * s.theta.means(link.gone)[1]
+        s.gradient_norm = float(np.linalg.norm(gradient)) / workers_left
         s.x = project_x(s.x - eta_x * self.share * gradient)
         s.y = project_y(s.y - self.beta * pull_z)
 

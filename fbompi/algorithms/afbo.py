@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from fbompi.algorithms.inverse import conjugate_gradients
+from fbompi.algorithms.inverse import ROUNDING, conjugate_gradients, curves_upwards
 from fbompi.algorithms.method import Method, UpperState
-from fbompi.algorithms.recent import QuorumKey, Recent, bound_of, gather, quorum_of, shortened
+from fbompi.algorithms.recent import QuorumKey, Recent, bound_of, gather, left_out, quorum_of, shortened
 from fbompi.algorithms.setting import Setting, SmoothnessKey
 from fbompi.algorithms.steps import DistanceOverGradients, StepYKey, UpperStep
 from fbompi.client import Client
@@ -61,7 +62,7 @@ def corrected(client: Client, x: Array, y: Array, correction: Array, step: Array
     return total / client.local_steps
 
 
-@task(takes="x y y", gives="y y")
+@task(takes="x y y", gives="y y", plausible=curves_upwards(v=2))
 def product(client: Client, x: Array, y: Array, v: Array) -> tuple[Array, Array]:
     """∇²_yy g_i · v and ∇_y f_i at the client's own point."""
     return client.hvp(x, y, v), client.upper_grad(x, y)[1]
@@ -73,7 +74,13 @@ def cross(client: Client, x: Array, y: Array, v: Array) -> Array:
     return client.upper_grad(x, y)[0] - client.cross(x, y, v)
 
 
-@task(takes="x y", gives="yy xy x y")
+def _convex(task: Sequence[Array], answer: Sequence[Array]) -> bool:
+    """Whether ∇²_yy g_i has the diagonal of a convex function's, rounding apart."""
+    hessian = answer[0]
+    return bool((np.diag(hessian) >= -ROUNDING * np.abs(hessian).max(axis=1)).all())
+
+
+@task(takes="x y", gives="yy xy x y", plausible=_convex)
 def matrices(client: Client, x: Array, y: Array) -> tuple[Array, Array, Array, Array]:
     """∇²_yy g_i, ∇²_xy g_i, ∇_x f_i and ∇_y f_i as they are."""
     unit = library(y).eye(y.size)
@@ -162,14 +169,15 @@ class Afbo(Method):
 
     def start(self, x: Array, y: Array) -> AfboState:
         shapes = self.setting.shapes
-        recent = {k: Recent(f.gives, shapes) for k, f in self.used_tasks(self.p, shapes).items()}
+        tasks, rule = self.used_tasks(self.p, shapes), self.setting.aggregation
+        recent = {kind: Recent(function.gives, shapes, rule) for kind, function in tasks.items()}
         everyone = set(range(self.setting.clients))
         return AfboState(x=x, y=y, rule=DistanceOverGradients.at(x), v=np.zeros_like(y), recent=recent, idle=everyone)
 
     def round(self, s: AfboState, link: Link) -> None:
         """One outer round of Algorithm 1."""
         for _ in range(self.p.inner_rounds):
-            (G,), age_y = self._gather(s, link, self.lower, self._lower_task(s), s.y_steps, self.inner_bound)
+            (G,), age_y = self._gather(s, link, self.lower, self._lower_task(s, link), s.y_steps, self.inner_bound)
             s.y = self.setting.project_y(s.y - self._shrink(age_y) * self.beta * G)
             s.y_steps += 1
         H, age = self._dense(s, link) if "matrices" in s.recent else self._aphe(s, link)
@@ -177,12 +185,12 @@ class Afbo(Method):
         shrink = self._shrink(age + age_y / self.p.inner_rounds)
         self.descend(s, H, shrink)
 
-    def _lower_task(self, s: AfboState) -> Any:
+    def _lower_task(self, s: AfboState, link: Link) -> Any:
         """What an inner round hands to clients: the point and the local step, and if asked for, a control variate."""
         if self.p.drift == "plain":
             return s.x, s.y, self.local_step
         recent = s.recent["corrected"]
-        (mean,) = recent.means()
+        (mean,) = recent.means(left_out(link, recent, s.y_steps, self.inner_bound))
         own = recent.parts[0].reshape(self.setting.clients, -1).copy()  # of now, as the mean: answers come in meanwhile
         return lambda client: (s.x, s.y, mean - own[client], self.local_step)
 

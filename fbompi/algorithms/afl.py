@@ -90,7 +90,7 @@ class Afl(Method):
         return {parameters.inverse: cls.tasks[parameters.inverse]}
 
     def start(self, x: Array, y: Array) -> AflState:
-        recent = {self.p.inverse: Recent(("x", "y"), self.setting.shapes)}
+        recent = {self.p.inverse: Recent(("x", "y"), self.setting.shapes, self.setting.aggregation)}
         return AflState(
             x=x, y=y, rule=DistanceOverGradients.at(x), recent=recent, idle=set(range(self.setting.clients))
         )  # fmt: skip

@@ -25,6 +25,7 @@ import numpy as np
 
 from fbompi.algorithms.fedmbo import begin, lower
 from fbompi.algorithms.fednest import FedNest, hypergradient, outer, svrg
+from fbompi.algorithms.inverse import curves_upwards
 from fbompi.algorithms.method import UpperState
 from fbompi.algorithms.setting import SmoothnessKey
 from fbompi.algorithms.steps import StepYKey, UpperStep
@@ -41,7 +42,7 @@ def first(client: Client, x: Array, y: Array) -> tuple[Array, Array]:
     return client.lower_grad(x, y), client.upper_grad(x, y)[1]
 
 
-@task(takes="x y y", gives="y y")
+@task(takes="x y y", gives="y y", plausible=curves_upwards(v=2, product=1))
 def linked(client: Client, x: Array, y: Array, z: Array) -> tuple[Array, Array]:
     """∇_y g_i, and ∇²_yy g_i · z for the chain."""
     return client.lower_grad(x, y), client.hvp(x, y, z)
@@ -53,7 +54,7 @@ def all_linked(client: Client, x: Array, y: Array, w: Array) -> tuple[Array, Arr
     return client.lower_grad(x, y), client.hvp(x, y, w) - client.upper_grad(x, y)[1]
 
 
-@task(takes="x y y", gives="x y")
+@task(takes="x y y", gives="x y", plausible=curves_upwards(v=2, product=1))
 def back(client: Client, x: Array, y: Array, z: Array) -> tuple[Array, Array]:
     """∇²_xy g_i · z and ∇²_yy g_i · z: back through one step on y."""
     return client.cross(x, y, z), client.hvp(x, y, z)

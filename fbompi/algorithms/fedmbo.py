@@ -6,17 +6,23 @@ product in which every factor comes from another client. Chains are independent,
 (``presence = "anarchic"``) the factors of a chain are of the same few clients, and its mean is no Neumann sum. ℓ must
 bound the Hessian on every batch; the default follows what products meet. Line 4 of the printed Algorithm 2 says ∇_y f
 for d_i; it is ∇_x f, as in equation (6).
+
+A chain of random length Q is N times one term of the series: large where it is short, small where it is long, and only
+the mean of many is of use. Rules that look for the middle of the chains (``clients.aggregate``) need chains that are
+alike: ``estimator = "sum"`` has all N terms in each, v ← v − (∇²_yy g_i · v − ∇_y f)/ℓ, with another client in every
+factor. Its mean is the same, its variance smaller, its chains twice as long.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 
+from fbompi.algorithms.inverse import curves_upwards
 from fbompi.algorithms.method import Method, UpperState
-from fbompi.algorithms.setting import SmoothnessKey
+from fbompi.algorithms.setting import Setting, SmoothnessKey
 from fbompi.algorithms.steps import DistanceOverGradients, StepYKey, UpperStep
 from fbompi.client import Client
 from fbompi.config import AtLeast
@@ -37,7 +43,7 @@ def begin(client: Client, x: Array, y: Array) -> tuple[Array, Array]:
     return client.upper_grad(x, y)
 
 
-@task(takes="x y y", gives="y")
+@task(takes="x y y", gives="y", plausible=curves_upwards(v=2))
 def factor(client: Client, x: Array, y: Array, p: Array) -> Array:
     """∇²_yy g_i · p on a fresh sample (line 13)."""
     return client.hvp(x, y, p)
@@ -56,6 +62,10 @@ class FedMboParameters(UpperStep):
     step_y: StepYKey = "auto"
     inner_rounds: Annotated[int, "T, inner rounds on y per outer round", AtLeast(1)] = 5
     terms: Annotated[int, "N, chains have fewer than N factors", AtLeast(1)] = 10
+    estimator: Annotated[
+        Literal["auto", "sampled", "sum"],
+        "chains: one term of the series, drawn at random; all terms; auto: the first, if clients.aggregate is mean",
+    ] = "auto"
     smoothness: SmoothnessKey = "auto"
 
 
@@ -68,6 +78,11 @@ class FedMbo(Method):
     Parameters = FedMboParameters
     tasks = {"lower": lower, "begin": begin, "factor": factor, "cross": cross}
 
+    def __init__(self, parameters: FedMboParameters, setting: Setting) -> None:
+        super().__init__(parameters, setting)
+        estimator = parameters.estimator
+        self.in_full = setting.aggregation.robust if estimator == "auto" else estimator == "sum"
+
     def start(self, x: Array, y: Array) -> UpperState:
         return UpperState(x=x, y=y, rule=DistanceOverGradients.at(x))
 
@@ -76,8 +91,16 @@ class FedMbo(Method):
         for _ in range(self.p.inner_rounds):
             G = self.mean(self.ask(link, "lower", s.x, s.y))
             s.y = self.setting.project_y(s.y - self.beta * G)
-        h = np.mean(self.chains(s.x, s.y, link, stream(self.setting.seed, "server", s.round)), axis=0)
-        self.descend(s, h)
+        H = self.chains(s.x, s.y, link, stream(self.setting.seed, "server", s.round))
+        self.descend(s, self.over_chains(H))
+
+    def over_chains(self, H: Array) -> Array:
+        """One hypergradient: the mean of the chains, or another rule where every client has all of x.
+
+        In a block of x most chains have nothing, and the middle of them is 0.
+        """
+        shapes = self.setting.shapes
+        return self.setting.aggregation.over(H) if (shapes.owners == self.setting.clients).all() else np.mean(H, axis=0)
 
     def chains(self, x: Array, y: Array, link: Link, rng: np.random.Generator) -> Array:
         """PHE, Algorithm 2: one independent hypergradient estimate per row."""
@@ -86,14 +109,17 @@ class FedMbo(Method):
         chains = self.ask(link, "begin", x, y, clients=self._draw(link, n))
         for i, update in enumerate(chains):
             H[i, self._block(update.client)] = update.arrays[0]
-        p = np.array([N / ell * update.arrays[1] for update in chains])
-        lengths = rng.integers(N, size=n)
+        b = np.array([update.arrays[1] for update in chains])
+        if self.in_full:
+            p, again, lengths = b / ell, b / ell, np.full(n, N - 1)
+        else:
+            p, again, lengths = N / ell * b, np.zeros_like(b), rng.integers(N, size=n)
         for level in range(1, int(lengths.max()) + 1):
             going = np.flatnonzero(lengths >= level)
             for i, client in zip(going.tolist(), self._draw(link, n)[going]):
                 link.send([client], "factor", x, y, p[i])
             products = link.collect()
-            p[going] -= np.array([update.arrays[0] for update in products]) / ell
+            p[going] -= np.array([update.arrays[0] for update in products]) / ell - again[going]
         for i, client in enumerate(self._draw(link, n)):
             link.send([client], "cross", x, y, p[i])
         for i, update in enumerate(link.collect()):

@@ -123,7 +123,7 @@ class Fism(Regularized):
     def start(self, x: Array, y: Array) -> FismState:
         S, shapes = self.setting.clients, self.setting.shapes
         gives = self.used_tasks(self.p, shapes)["sweep"].gives
-        recent = {"sweep": Recent(gives, shapes)} if self.p.mode == "asynchronous" else {}
+        recent = {"sweep": Recent(gives, shapes, self.setting.aggregation)} if self.p.mode == "asynchronous" else {}
         return FismState(y=y, recent=recent, idle=set(range(S)), **self.first(x))
 
     def advance(self, s: FismState, link: Link, gamma: float, weight: float) -> tuple[Array, float]:

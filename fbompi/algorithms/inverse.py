@@ -2,17 +2,20 @@
 
 H is whatever `product` applies: a client's own Hessian, or the average of all clients', one round of communication per
 product. Neither function looks at anything but products, so H is never a matrix.
+
+`curves_upwards` is what a server can see of a single client's product: that H is the Hessian of a convex function.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fbompi.messages import Array
+from fbompi.messages import Array, Plausible
 
 Product = Callable[[Array], Array]  # v -> H v
+ROUNDING = 1e-9  # of a product of vectors, as a part of that of their norms
 
 
 def neumann(product: Product, b: Array, ell: float, terms: int) -> Array:
@@ -50,3 +53,24 @@ def conjugate_gradients(product: Product, b: Array, terms: int, tolerance: float
         last, square = square, float(r @ r)
         p = r + (square / last) * p
     return v
+
+
+def curves_upwards(v: int, product: int = 0) -> Plausible:
+    """For `messages.task`: whether ⟨v, Hv⟩ ≥ 0, with v among the arrays of the task and Hv among those of the answer.
+
+    It tells a flipped sign, which no average over clients can where every product is of one client, as in chains.
+    """
+
+    def plausible(task: Sequence[Array], answer: Sequence[Array]) -> bool:
+        return upwards(task[v], answer[product])
+
+    return plausible
+
+
+def upwards(v: Array, Hv: Array) -> bool:
+    """Whether ⟨v, Hv⟩ is not negative, rounding apart."""
+    largest = float(np.abs(Hv).max(initial=0.0))
+    if not np.isfinite(largest):
+        return False
+    Hv = Hv / largest if largest > 0 else Hv  # what a client sends may be too large to be squared
+    return bool(v @ Hv >= -ROUNDING * np.linalg.norm(v) * np.linalg.norm(Hv))

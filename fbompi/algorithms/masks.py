@@ -24,6 +24,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
+from fbompi.aggregation import holders as holders_of
 from fbompi.algorithms.mask_file import Given, read_masks
 from fbompi.algorithms.setting import Setting
 from fbompi.config import AtLeast
@@ -150,6 +151,7 @@ class Dealt:
 
     def __init__(self, submodels: Submodels, round_: int, x: Array, y: Array) -> None:
         self.submodels, self.shapes = submodels, submodels.setting.shapes
+        self.aggregation = submodels.setting.aggregation
         self._at = round_, x, y
         self._masks: dict[int, tuple[Array, Array]] = {}
 
@@ -177,20 +179,17 @@ class Dealt:
 
     def mean_y(self, updates: Sequence[Update], place: int = 0) -> tuple[Array, Array]:
         """The average of a part of y over those who hold a coordinate, and how many they are; 0 where nobody does."""
-        total, holders = np.zeros(self.shapes.dim_y), np.zeros(self.shapes.dim_y, np.int64)
-        for update in updates:
-            held = self.of(update.client)[1]
-            total[held] += update.arrays[place]
-            holders[held] += 1
+        places = [np.flatnonzero(self.of(update.client)[1]) for update in updates]
+        total = self.aggregation.total(self.shapes.dim_y, places, [update.arrays[place] for update in updates])
+        holders = holders_of(self.shapes.dim_y, places)
         return total / np.maximum(holders, 1), holders
 
     def mean_x(self, updates: Sequence[Update], place: int = 0) -> tuple[Array, Array]:
         """The same for x, as the average over all that answered: what one client owns is 0 for the others."""
-        total, holders = np.zeros(self.shapes.dim_x), np.zeros(self.shapes.dim_x, np.int64)
-        for update in updates:
-            held, block = self.of(update.client)[0], self.shapes.blocks[update.client]
-            total[block][held] += update.arrays[place]
-            holders[block][held] += 1
+        clients, blocks = [update.client for update in updates], self.shapes.blocks
+        places = [blocks[client].start + np.flatnonzero(self.of(client)[0]) for client in clients]
+        total = self.aggregation.total(self.shapes.dim_x, places, [update.arrays[place] for update in updates])
+        holders = holders_of(self.shapes.dim_x, places)
         share = np.minimum(self.shapes.owners / max(len(updates), 1), 1.0)
         return share * total / np.maximum(holders, 1), holders
 

@@ -15,7 +15,8 @@ from fbompi.algorithms.steps import DistanceOverGradients, UpperStep, schedule
 from fbompi.links.link import Link
 from fbompi.messages import Array, Shapes, TaskFunction, Update
 
-ANYONE = ("participation", "replacement", "presence", "stay", "away", "schedule")  # keys of [clients] for all methods
+# Keys of [clients] for all methods
+ANYONE = ("participation", "replacement", "presence", "stay", "away", "schedule", "aggregate", "clip", "trim")
 
 
 @dataclass(kw_only=True)
@@ -86,16 +87,14 @@ class Method(ABC):
         return link.collect()
 
     def mean(self, updates: Sequence[Update], place: int = 0) -> Array:
-        """The average of one of the arrays that clients answered with."""
-        return np.mean([update.arrays[place] for update in updates], axis=0)
+        """The average of one of the arrays that clients answered with, by the rule of `clients.aggregate`."""
+        return self.setting.aggregation.over([update.arrays[place] for update in updates])
 
     def mean_x(self, updates: Sequence[Update], place: int = 0) -> Array:
         """The same for a vector in x, of which a client may own a block only: the rest of its vector is 0."""
         shapes = self.setting.shapes
-        total = np.zeros(shapes.dim_x)
-        for update in updates:
-            total[shapes.blocks[update.client]] += update.arrays[place]
-        return total / len(updates)
+        blocks, parts = [shapes.blocks[u.client] for u in updates], [u.arrays[place] for u in updates]
+        return self.setting.aggregation.total(shapes.dim_x, blocks, parts) / len(updates)
 
     def heed(self) -> None:
         """Let ℓ follow what clients have met. The run does so between outer rounds: estimators need one ℓ."""

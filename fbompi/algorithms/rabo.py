@@ -27,7 +27,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from fbompi.algorithms.inverse import conjugate_gradients, neumann
+from fbompi.algorithms.inverse import conjugate_gradients, curves_upwards, neumann
 from fbompi.algorithms.masks import COVERING, Covering, Dealt, MaskParameters, Submodels
 from fbompi.algorithms.method import Method, UpperState
 from fbompi.algorithms.setting import Setting, SmoothnessKey
@@ -76,7 +76,7 @@ def begin(client: Client, held_x: Array, held_y: Array, x: Array, y: Array) -> t
     return client.held(held_x, held_y).upper_grad(x, y)
 
 
-@task(takes="held_x held_y part_x part_y part_y", gives="part_y")
+@task(takes="held_x held_y part_x part_y part_y", gives="part_y", plausible=curves_upwards(v=4))
 def product(client: Client, held_x: Array, held_y: Array, x: Array, y: Array, v: Array) -> Array:
     """∇²_yy g_i · v of the submodel."""
     return client.held(held_x, held_y).hvp(x, y, v)

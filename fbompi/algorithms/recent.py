@@ -2,18 +2,26 @@
 
 For every client and every kind of vector the server remembers the last one it was sent, and in which of its own
 steps the client had been asked for it. Averages run over all m clients, in client order.
+
+Clients that were left out for good (`Link.gone`) are asked no more. Their last vectors stand, as those of anyone who is
+not there, but are no older for it: nobody waits for them, and steps need not be shortened for vectors that will not
+answer any step. Averages leave them out where they were never heard, where vectors may not be older than a bound and
+theirs are, and where their answers were rejected (`Link.barred`): what was accepted of these before is no better.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from fbompi.aggregation import MEAN, Aggregation
 from fbompi.config import AtLeast
 from fbompi.errors import UserError
 from fbompi.links.link import Link
 from fbompi.messages import Array, Shapes, Update
+from fbompi.participation import NOBODY
 
 NEVER = -(1 << 62)  # the stamp of a client that has not been heard
 Point = Any  # the arrays of a task, the same for all clients, or a function of the client that gives them
@@ -49,8 +57,10 @@ class Recent:
     block of x takes no more room than its block.
     """
 
-    def __init__(self, words: tuple[str, ...], shapes: Shapes) -> None:
-        self.words, self.shapes = words, shapes
+    kept = ("parts", "stamps")  # for checkpoints
+
+    def __init__(self, words: tuple[str, ...], shapes: Shapes, aggregation: Aggregation = MEAN) -> None:
+        self.words, self.shapes, self.aggregation = words, shapes, aggregation
         m = len(shapes.blocks)
         lengths = [[shapes.layout((word,), c).numbers for c in range(m)] for word in words]
         self.offsets = [np.concatenate([[0], np.cumsum(ls)]) for ls in lengths]
@@ -74,21 +84,27 @@ class Recent:
         """How many of the server's steps ago each client was asked."""
         return now - self.stamps
 
-    def means(self) -> list[Array]:
-        """The average over all clients of each word."""
-        return [self._mean(word, flat, offsets) for word, flat, offsets in zip(self.words, self.parts, self.offsets)]
+    def older(self, clients: Collection[int], now: int, bound: float) -> list[int]:
+        """Those of these clients whose vectors are older than `bound`; a client never heard is older than any."""
+        return [c for c in sorted(clients) if now - int(self.stamps[c]) > bound]
 
-    def _mean(self, word: str, flat: Array, offsets: Array) -> Array:
+    def means(self, without: Collection[int] = ()) -> list[Array]:
+        """The average over all clients, but for some, of each word."""
+        kept = [c for c in range(len(self.stamps)) if c not in without]
+        words = zip(self.words, self.parts, self.offsets)
+        return [self._mean(word, flat, offsets, kept) for word, flat, offsets in words]
+
+    def _mean(self, word: str, flat: Array, offsets: Array, kept: list[int]) -> Array:
         shapes, m = self.shapes, len(self.stamps)
         total = shapes.dim_x * (shapes.dim_y if word == "xy" else 1) if word.startswith("x") else offsets[1]
         if offsets[-1] == m * total:  # every client has the whole vector
-            mean = flat.reshape(m, total).mean(axis=0)
+            rows = flat.reshape(m, total)
+            mean = self.aggregation.over(rows if len(kept) == m else rows[kept])
         else:
-            mean = np.zeros(total)
             scale = total // shapes.dim_x
-            for c, block in enumerate(shapes.blocks):
-                mean[block.start * scale : block.stop * scale] += flat[offsets[c] : offsets[c + 1]]
-            mean /= m
+            blocks = [slice(b.start * scale, b.stop * scale) for b in (shapes.blocks[c] for c in kept)]
+            parts = [flat[offsets[c] : offsets[c + 1]] for c in kept]
+            mean = self.aggregation.total(total, blocks, parts) / len(kept)
         return mean.reshape(-1, shapes.dim_y) if word in ("xy", "yy") else mean
 
 
@@ -103,18 +119,20 @@ def gather(
     round: it would step on nothing new. The round is prolonged while some client's vector is older than `bound`, or
     was never sent; it ends early where nobody is left to be waited for, and where only some are invited and no more
     than the quorum of them are idle, with half of these (unless the quorum is everyone).
-    Returns the means of all clients' most recent vectors and their ages.
+    Returns the means of all clients' most recent vectors, and the ages of those of clients that are not gone.
     """
     recent = tables[kind]
-    here = np.zeros(len(recent.stamps), bool)
+    here, left = np.zeros(len(recent.stamps), bool), _left(link)
     here[invited] = True
+    here &= left
     asked = sum(bool(here[c]) for c in idle)
-    if not here.all() and asked <= quorum < len(here):  # waiting for all that are asked is waiting for the slowest
+    # Waiting for all that are asked is waiting for the slowest.
+    if here.sum() < left.sum() and asked <= quorum < left.sum():
         quorum = max(1, asked // 2)
     heard: set[int] = set()
     while True:
         # Of those who may be asked, the others have answered at this very point.
-        wanted = (recent.stamps < now) & (here | (recent.ages(now) > bound))
+        wanted = left & (recent.stamps < now) & (here | (recent.ages(now) > bound))
         ready = sorted(c for c in idle if wanted[c])
         idle.difference_update(ready)
         if callable(point):
@@ -128,6 +146,21 @@ def gather(
                 idle.add(update.client)
                 if update.kind == kind:
                     heard.add(update.client)
-        if (len(heard) >= quorum or not link.outstanding) and (ages := recent.ages(now)).max() <= bound:
+            left = _left(link)
+        if (len(heard) >= quorum or not link.outstanding) and (ages := recent.ages(now)[left]).max() <= bound:
             link.end_round()
-            return recent.means(), ages
+            return recent.means(left_out(link, recent, now, bound)), ages
+
+
+def left_out(link: Link, recent: Recent, now: int, bound: float) -> set[int]:
+    """The clients whose vectors no longer count."""
+    return {*link.barred, *recent.older(link.gone, now, bound)}
+
+
+def _left(link: Link) -> Array:
+    """Of every client whether it is not gone."""
+    left = np.ones(link.clients, bool)
+    left[sorted(link.gone)] = False
+    if not left.any():
+        raise UserError(NOBODY)
+    return left

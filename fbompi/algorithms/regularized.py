@@ -151,8 +151,8 @@ class Regularized(Method):
 
     def choose(self, s: RegularizedState, link: Link) -> None:
         """γ_1 and λ_1 from the sizes of X and of subgradients, where they are not given."""
-        link.send(range(self.setting.clients), "probe", s.x)
-        B = math.sqrt(float(self.mean(link.collect())[0])) or 1.0
+        answers = self.ask(link, "probe", s.x, clients=self.setting.participation.left())
+        B = math.sqrt(float(self.mean(answers)[0])) or 1.0
         D, M = self.diameter(s.x), self.setting.components
         if self.p.step == "auto":
             s.step = D / (self.in_a_row() * B)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
+from fbompi.aggregation import MEAN, Aggregation
 from fbompi.config import Above
 from fbompi.errors import UserError
 from fbompi.messages import Array, Shapes
@@ -41,6 +42,7 @@ class Setting:
     components: int = 0
     # Of smooth problems that have units: to which one each coordinate of x and of y belongs
     units: tuple[Array, Array] | None = None
+    aggregation: Aggregation = MEAN  # how vectors of clients become one
 
     def ell(self, given: float | str) -> float:
         """ℓ as the configuration gives it; or the clients' bound, and where a task has met more, 1.5 times that."""

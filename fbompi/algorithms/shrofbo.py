@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from fbompi.algorithms.simfbo import SimFbo
 from fbompi.messages import Array, Update
 
@@ -22,6 +24,6 @@ class ShroFbo(SimFbo):
 
     def aggregate(self, updates: Sequence[Update]) -> tuple[Array, Array, Array]:
         """The means of the clients' weighted means."""
-        return super().aggregate(
-            [replace(update, arrays=tuple(a / update.arrays[3][0] for a in update.arrays)) for update in updates]
-        )
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a weight may be garbage
+            means = [replace(u, arrays=tuple(a / u.arrays[3][0] for a in u.arrays)) for u in updates]
+        return super().aggregate(means)

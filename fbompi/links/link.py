@@ -2,21 +2,28 @@
 
 A synchronous method uses `send` and `collect`, an asynchronous one `send`, `take` and `end_round`. A link of a
 certain kind adds only how a task leaves (`_deliver`) and how answers come in (`_arrivals`).
+
+What arrives is taken in steps, which are numbered: a group of answers, or clients that are left out. The log of steps
+is all that was accident in a run. With a `Script` made of it, a link lets the same happen again.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from fbompi.client import evaluate, hello
+from fbompi.config import Faults
 from fbompi.delays import DelayModel
+from fbompi.errors import UserError
+from fbompi.links.guard import Guard
 from fbompi.messages import COSTS, HEADER_WORDS, Array, Layout, Shapes, Task, TaskFunction, Update, framed
 from fbompi.randomness import Table
 
@@ -28,7 +35,7 @@ EVENT = np.dtype(
         ("client", "<i4"), ("kind", "<u1"), ("task", "<i8"), ("sent_round", "<i8"), ("arrived_round", "<i8"),
         ("age", "<i8"), ("local_steps", "<i4"), ("bytes", "<i8"), ("time_sent", "<f8"), ("time_arrived", "<f8"),
         ("compute", "<f8"), ("step", "<i8"), *((name, "<i8") for name in COSTS), ("bytes_up", "<i8"),
-        ("seconds", "<f8"),
+        ("seconds", "<f8"), ("take", "<i8"), ("rejected", "<u1"),
     ]
 )  # fmt: skip
 
@@ -56,6 +63,37 @@ class Stalled(Exception):
     """More answers are awaited than there are tasks outstanding: an error in a method."""
 
 
+class ClientsGone(Exception):
+    """A client that a synchronous round needs was left out: the round is to begin anew without it."""
+
+
+class RanksLost(Exception):
+    """Ranks were lost, and the run is to stop for it; it can be resumed."""
+
+
+class Incident(NamedTuple):
+    """Something that befell a rank or a client."""
+
+    time: float
+    round: int  # of communication
+    take: int  # the step before which, or as which, it happened
+    what: str
+    client: int  # −1: none
+    rank: int  # −1: none
+    text: str
+
+
+@dataclass
+class Step:
+    """One step of an earlier run: the tasks whose answers were taken together, or the clients that were left out."""
+
+    answers: dict[int, bool] = field(default_factory=dict)  # by task number, whether the answer was rejected
+    leaving: list[int] = field(default_factory=list)
+
+
+Script = dict[int, Step]  # by number
+
+
 @dataclass(slots=True)
 class Evaluation:
     """One row of the trajectory on its way: the iterate, and the parts that have come in.
@@ -67,7 +105,32 @@ class Evaluation:
     x: Array
     y: Array
     parts: Array
-    missing: int
+    missing: set[int]  # clients
+
+
+@dataclass
+class LinkState:
+    """All that a link must remember to go on in another process; tasks and evaluations under way, one row each."""
+
+    round: int
+    next_number: int
+    takes: int
+    now: float
+    curvature: float
+    waited: float
+    sent: Array
+    tasks_done: Array
+    rejected: Array
+    client_state: Array
+    gone: set[int]
+    guard: Guard
+    numbers: Array  # number, client, kind, stamp, round, local steps, place
+    times: Array  # time sent, delay, computing, and on the virtual link the arrival
+    busy: Array  # on the virtual link, when each client has done what it was given
+    arrays: list[Array]  # each once, however many tasks share it
+    uses: list[Array]  # for every task, which of them it has
+    evaluations: list[int]
+    points: list[Array]  # x and y of each
 
 
 class Link(ABC):
@@ -83,6 +146,8 @@ class Link(ABC):
         The clock's model; on real links only what is injected.
     local_steps
         A number, or [low, high], drawn for every task or, with `steps_by_client`, for every client.
+    faults
+        Which answers are rejected, and what is done about ranks that are lost.
     """
 
     name = ""
@@ -95,6 +160,7 @@ class Link(ABC):
         local_steps: int | list[int],
         seed: int,
         steps_by_client: bool = False,
+        faults: Faults | None = None,
     ) -> None:
         self.functions = all_tasks(functions)
         self.kinds = list(self.functions)
@@ -111,10 +177,22 @@ class Link(ABC):
         self.curvature = 0.0  # of the lower objective, the largest that any task has met
         self.waited = 0.0  # real seconds in which the server had nothing to do, or clients computed in its place
         self.evaluated: list[tuple[int, Array]] = []  # (row, parts), complete and not yet fetched
+        self.takes = 0  # steps taken
+        self.script: Script | None = None  # what is to happen, where it has happened before
+        self.gone: set[int] = set()  # clients left out for good
+        self.client_state = np.zeros(self.clients, np.uint8)  # alive 0, lost 1, adopted 2
+        self.rejected = np.zeros(self.clients, np.int64)
+        self.incidents: list[Incident] = []  # not yet fetched
+        self.asked: Callable[[], object] = lambda: None  # called when another rank was asked to stop
+        self.breaks_rounds = False  # whether a client that leaves ends the round with `ClientsGone`
+        self.faults = faults or Faults()
+        self.guard = Guard(self.faults, self.clients, self.functions)
         self._sent = [0] * self.clients  # tasks each client was given
         self._next_number = 0
         self._tasks: dict[int, Task] = {}  # outstanding, by number
         self._open = 0  # how many of them are the method's
+        self._here: dict[int, Update] = {}  # answers that have come in and not been taken yet
+        self._leaving: list[tuple[int, str]] = []  # clients to be left out at the next step, and why
         self._evaluations: dict[int, Evaluation] = {}
         self._waiting_evaluations: deque[Evaluation] = deque()
         self._routes = {kind: [self._route(kind, c) for c in range(self.clients)] for kind in self.kinds}
@@ -131,32 +209,49 @@ class Link(ABC):
         """How many tasks of the method's have not been answered."""
         return self._open
 
+    @property
+    def barred(self) -> set[int]:
+        """Of the clients left out for good, those whose answers were rejected: nothing of theirs counts."""
+        return {client for client in self.gone if self.guard.offences[client] >= self.guard.most_offences}
+
     def send(self, clients: Iterable[int], kind: str, *arrays: Array, stamp: int = 0) -> None:
         """Hand a task to each of these clients; `arrays` must not be changed in place afterwards."""
         now = self.now
         fixed = self._fixed_steps if self.functions[kind].local_steps else 1
         for client in map(int, clients):
+            if client in self.gone:
+                if self.breaks_rounds:
+                    raise self._broken()
+                continue
             index = self._sent[client]
             steps = fixed or int(self._local_steps.value(client, 0 if self._steps_by_client else index))
             delay, compute = self._times(client, index, steps)
             number = self._next_number
-            task = Task(number, client, kind, arrays, stamp, self.round, steps, now, delay, compute)
-            self._sent[client] = index + 1
-            self._next_number = number + 1
-            self._open += 1
-            self._tasks[number] = task
-            self._deliver(task)
+            task = Task(number, client, kind, arrays, stamp, self.round, steps, now, delay, compute, number)
+            self._hand_over(task)
+
+    def _hand_over(self, task: Task) -> None:
+        self._sent[task.client] += 1
+        self._next_number = task.number + 1
+        self._open += 1
+        self._tasks[task.number] = task
+        self._deliver(task)
 
     def take(self) -> list[Update]:
-        """Wait for the next answers and return them, in the order of sending."""
+        """Wait for the next answers and return them, in the order of sending; none, where nobody is left to answer."""
         if not self._open:
             raise Stalled("an answer is awaited and no task is outstanding")
         updates: list[Update] = []
         begin = time.perf_counter()
-        while not updates:
-            updates = [update for update in self._arrivals() if self._log(update)]
+        while not updates and self._open:
+            if self.script is not None:
+                updates = self._follow()
+            elif self._leaving:
+                self._let_go()
+            elif group := self._group():
+                updates = self._judge(group)
         self.waited += time.perf_counter() - begin
-        return sorted(updates, key=_number) if len(updates) > 1 else updates
+        return sorted(updates, key=_place) if len(updates) > 1 else updates
 
     def collect(self) -> list[Update]:
         """Wait for every outstanding answer; the round ends. In the order of sending, whatever that of arrival."""
@@ -164,7 +259,7 @@ class Link(ABC):
         while self._open:
             updates += self.take()
         self.end_round()
-        return sorted(updates, key=_number)
+        return sorted(updates, key=_place)
 
     def end_round(self) -> None:
         """The server has what it waited for; what arrives from now on is one round older."""
@@ -174,55 +269,240 @@ class Link(ABC):
 
     def reset_clock(self) -> None:
         """Forget the introduction: rounds, time, task numbers and events of the run begin here."""
-        self.round = self._next_number = 0
+        self.round = self._next_number = self.takes = 0
         self.events.clear()
+        self.incidents.clear()
         self._sent = [0] * self.clients
         self.tasks_done[:] = 0
+        self.rejected[:] = 0
         self.curvature = self.waited = 0.0
 
     def evaluate(self, row: int, x: Array, y: Array) -> None:
         """Ask every client for its part of an evaluation; never waits. See `evaluated`."""
         parts = np.full((self.clients, self.shapes.metrics), np.nan)
-        self._waiting_evaluations.append(Evaluation(row, x, y, parts, self.clients))
+        self._waiting_evaluations.append(Evaluation(row, x, y, parts, set()))
         self._send_evaluations()
 
     def finish_evaluations(self) -> None:
         """Wait until every evaluation asked for is complete."""
         while self._evaluations:
-            for update in self._arrivals():
-                self._log(update)
+            if self._leaving:
+                self._let_go()
+            else:
+                self._take_in()
+
+    def note(self, what: str, client: int = -1, rank: int = -1, text: str = "") -> None:
+        """Remember that something befell a client or a rank."""
+        self.incidents.append(Incident(self.now, self.round, self.takes, what, client, rank, text))
+
+    def leave_out(self, client: int, why: str) -> None:
+        """From the next step on, do without this client."""
+        if client not in self.gone:
+            self._leaving.append((client, why))
+
+    def places(self) -> dict[str, Array]:
+        """Where clients live, as columns of the table of clients."""
+        return {}
+
+    def saved(self) -> LinkState:
+        """What must be remembered to go on elsewhere."""
+        tasks = [task for number, task in self._tasks.items() if number >= 0]
+        arrays: dict[int, Array] = {id(array): array for task in tasks for array in task.arrays}
+        index = {key: i for i, key in enumerate(arrays)}
+        rows = [(t.number, t.client, self.kinds.index(t.kind), t.stamp, t.round, t.local_steps, t.place) for t in tasks]
+        due = self._due()
+        under_way = [*self._evaluations.values(), *self._waiting_evaluations]
+        return LinkState(
+            self.round, self._next_number, self.takes, self.now, self.curvature, self.waited,
+            np.array(self._sent, np.int64), self.tasks_done, self.rejected, self.client_state, self.gone, self.guard,
+            np.array(rows, np.int64).reshape(-1, 7),
+            np.array([(t.time_sent, t.delay, t.compute, due.get(t.number, 0.0)) for t in tasks]).reshape(-1, 4),
+            self._busy(),
+            list(arrays.values()), [np.array([index[id(a)] for a in t.arrays], np.int64) for t in tasks],
+            [e.row for e in under_way], [z for e in under_way for z in (e.x, e.y)],
+        )  # fmt: skip
+
+    def restore(self, state: LinkState) -> None:
+        """Go on from there: outstanding tasks are sent again."""
+        self.round, self.takes = state.round, state.takes
+        self.curvature, self.waited, self.guard = state.curvature, state.waited, state.guard
+        self._sent = state.sent.tolist()
+        self.tasks_done[:], self.rejected[:], self.client_state[:] = (
+            state.tasks_done,
+            state.rejected,
+            state.client_state,
+        )
+        self.gone |= state.gone
+        self._set_clock(state.now, state.busy)
+        for row, (sent, delay, compute, due), uses in zip(state.numbers.tolist(), state.times.tolist(), state.uses):
+            number, client, kind, stamp, round_, steps, place = row
+            arrays = tuple(state.arrays[i] for i in uses)
+            task = Task(number, client, self.kinds[kind], arrays, stamp, round_, steps, sent, delay, compute, place)
+            self._tasks[number] = task
+            self._open += 1
+            self._deliver_again(task, due)
+        self._next_number = state.next_number
+        for row, x, y in zip(state.evaluations, state.points[::2], state.points[1::2]):
+            self.evaluate(row, x, y)
 
     @abstractmethod
     def close(self) -> None:
         """Let the clients go."""
 
+    # Steps
+
+    def _take_in(self) -> None:
+        """Wait for answers; parts of evaluations are put in their place, the method's wait to be taken."""
+        for update in self._arrivals():
+            if update.task.number < 0:
+                self._put(update)
+            else:
+                self._here[update.task.number] = update
+
+    def _group(self) -> list[Update]:
+        """The next answers to be taken together: all that are here and of which it can be said what is usual."""
+        if not self._here:
+            self._take_in()
+        here = list(self._here.values())
+        group = [update for update in here if self.guard.can_judge(update.kind, here)]
+        if len(here) == self._open:  # nobody else will answer
+            group = here
+        elif not group:
+            self._take_in()
+        for update in group:
+            del self._here[update.task.number]
+        return sorted(group, key=_arrival)
+
+    def _judge(self, group: Sequence[Update]) -> list[Update]:
+        """The answers that are let in; the others' clients are asked again, or left out."""
+        accepted: list[Update] = []
+        for update, length in zip(group, self.guard.measure(group)):
+            task = update.task
+            if task.kind in SERVICE:
+                complaint = ""
+            else:
+                sent = self._local_arrays(task, self._routes[task.kind][task.client])
+                complaint = self.guard.complaint(update, length, sent)
+            self._settle(update, length, complaint, accepted)
+        self.takes += 1
+        return accepted
+
+    def _settle(self, update: Update, length: float, complaint: str, accepted: list[Update]) -> None:
+        self._log(update, bool(complaint))
+        if not complaint:
+            self.guard.accept(update, length)
+            accepted.append(update)
+            return
+        task, client = update.task, update.client
+        self.rejected[client] += 1
+        self.note("answer rejected", client, text=f"{task.kind}: {complaint}")
+        if self.guard.reject(client):
+            self.leave_out(client, f"{self.guard.offences[client]} answers in a row were rejected")
+        index = self._sent[client]
+        delay, compute = self._times(client, index, task.local_steps)
+        number, now = self._next_number, self.now
+        again = dataclasses.replace(
+            task, number=number, round=self.round, time_sent=now, delay=delay, compute=compute
+        )  # fmt: skip
+        self._hand_over(again)
+
+    def _follow(self) -> list[Update]:
+        """The next step of the script."""
+        assert self.script is not None
+        step = self.script.pop(self.takes, None)
+        if step is None:
+            if self.script:
+                raise UserError(f"the log of arrivals has no step {self.takes}: the run file is damaged")
+            self.script = None  # from here on it is accident again
+            return []
+        if step.leaving:
+            self._leaving = [(client, "as in the log") for client in step.leaving]
+            self._let_go()
+            return []
+        if not step.answers.keys() <= self._tasks.keys():
+            raise UserError(
+                f"the log of arrivals does not fit: step {self.takes} takes answers to tasks that were not sent; "
+                "the file is damaged, or the problem, its data or this fbompi are not those of the run"
+            )
+        while not step.answers.keys() <= self._here.keys():
+            self._take_in()
+        group = [self._here.pop(number) for number in step.answers]
+        accepted: list[Update] = []
+        for update, length in zip(group, self.guard.measure(group)):
+            self._settle(update, length, "as in the log" if step.answers[update.task.number] else "", accepted)
+        self._leaving.clear()  # who leaves is in the script, as a step of its own
+        self.takes += 1
+        return accepted
+
+    def _let_go(self) -> None:
+        """Do without the clients that are to be left out, as a step."""
+        broken = False
+        for client, why in self._leaving:
+            if client in self.gone:
+                continue
+            self.gone.add(client)
+            self.client_state[client] = 1
+            self.note("client left out", client, text=why)
+            for number in [n for n, task in self._tasks.items() if task.client == client]:
+                task = self._tasks.pop(number)
+                self._here.pop(number, None)
+                if number >= 0:
+                    self._open -= 1
+                    broken = True
+                else:
+                    self._put_aside(task)
+        self._leaving.clear()
+        self.takes += 1
+        if broken and self.breaks_rounds:
+            raise self._broken()
+
+    def _broken(self) -> ClientsGone:
+        """The round cannot be completed: nothing that is outstanding is awaited any more."""
+        for number in [number for number in self._tasks if number >= 0]:
+            del self._tasks[number]
+        self._here.clear()
+        self._open = 0
+        return ClientsGone()
+
+    # Evaluations
+
     def _send_evaluations(self) -> None:
         while self._waiting_evaluations and len(self._evaluations) < EVALUATIONS_IN_FLIGHT:
             evaluation = self._waiting_evaluations.popleft()
             self._evaluations[evaluation.row] = evaluation
-            for client in range(self.clients):
+            evaluation.missing = set(range(self.clients)) - self.gone
+            for client in sorted(evaluation.missing):
                 number = -1 - evaluation.row * self.clients - client
                 arrays = (evaluation.x, evaluation.y)
-                task = Task(number, client, "evaluate", arrays, evaluation.row, self.round, 1, self.now, 0.0, 0.0)
+                now = self.now
+                task = Task(number, client, "evaluate", arrays, evaluation.row, self.round, 1, now, 0.0, 0.0, number)
                 self._tasks[number] = task
                 self._deliver(task)
 
-    def _log(self, update: Update) -> bool:
-        """Note an arrival; True if it is the method's, False if it was a part of an evaluation."""
+    def _put(self, update: Update) -> None:
+        """A part of an evaluation has come in."""
         task = update.task
         del self._tasks[task.number]
-        if task.kind == "evaluate":
-            evaluation = self._evaluations[task.stamp]
-            evaluation.parts[task.client] = update.arrays[0]
-            evaluation.missing -= 1
-            if not evaluation.missing:
-                del self._evaluations[task.stamp]
-                self.evaluated.append((task.stamp, evaluation.parts))
-                self._send_evaluations()
-            return False
+        self._evaluations[task.stamp].parts[task.client] = update.arrays[0]
+        self._put_aside(task)
+
+    def _put_aside(self, task: Task) -> None:
+        """Nothing more is awaited from this client; an evaluation that is complete can be fetched."""
+        evaluation = self._evaluations[task.stamp]
+        evaluation.missing.discard(task.client)
+        if not evaluation.missing:
+            del self._evaluations[task.stamp]
+            here = [client for client in range(self.clients) if client not in self.gone]
+            self.evaluated.append((task.stamp, evaluation.parts[here]))
+            self._send_evaluations()
+
+    def _log(self, update: Update, rejected: bool) -> None:
+        """Note an arrival."""
+        task = update.task
+        del self._tasks[task.number]
         self._open -= 1
         self.tasks_done[task.client] += 1
-        if update.curvature > self.curvature:
+        if update.curvature > self.curvature and not rejected:
             self.curvature = update.curvature
         route, arrived = self._routes[task.kind][task.client], self.round
         down, up = route.down, route.up
@@ -233,9 +513,9 @@ class Link(ABC):
             (
                 task.client, route.code, task.number, task.round, arrived, arrived - task.round, task.local_steps,
                 down + up, task.time_sent, update.time, update.compute, task.stamp, *update.costs, up, update.seconds,
+                self.takes, rejected,
             )
         )  # fmt: skip
-        return True
 
     # What a link of a certain kind adds
 
@@ -246,6 +526,22 @@ class Link(ABC):
     @abstractmethod
     def _arrivals(self) -> Sequence[Update]:
         """At least one answer, waiting for it if need be."""
+
+    @abstractmethod
+    def _set_clock(self, now: float, busy: Array) -> None:
+        """Let `now` go on from here, where clients are busy until these times."""
+
+    def _deliver_again(self, task: Task, due: float) -> None:
+        """Let a task go that an earlier process had sent; its answer would have arrived at `due`."""
+        self._deliver(task)
+
+    def _due(self) -> dict[int, float]:
+        """When the answers to outstanding tasks arrive, where that is known."""
+        return {}
+
+    def _busy(self) -> Array:
+        """Until when each client is busy, where that is known."""
+        return np.zeros(0)
 
     def _times(self, client: int, index: int, steps: int) -> tuple[float, float]:
         """Seconds of communication and of computing that the delay model gives a task."""
@@ -272,5 +568,9 @@ def _bytes(arrays: Sequence[Array], layout: Layout) -> int:
     return 8 * (HEADER_WORDS + sum(array.size for array in framed(arrays, layout)))
 
 
-def _number(update: Update) -> int:
-    return update.task.number
+def _arrival(update: Update) -> tuple[float, int]:
+    return update.time, update.task.number
+
+
+def _place(update: Update) -> int:
+    return update.task.place

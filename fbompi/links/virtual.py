@@ -15,7 +15,7 @@ import numpy as np
 from fbompi.client import Client
 from fbompi.kernels import on_gpu
 from fbompi.links.link import Link
-from fbompi.messages import Task, Update, check_shapes, read_only
+from fbompi.messages import Array, Task, Update, check_shapes, read_only
 
 
 class VirtualLink(Link):
@@ -40,6 +40,10 @@ class VirtualLink(Link):
         self._clock = 0.0
         self._free[:] = 0.0
 
+    def _set_clock(self, now: float, busy: Array) -> None:
+        self._clock = now
+        self._free[:] = busy
+
     def close(self) -> None:
         """The clients live and end with this process."""
 
@@ -57,11 +61,22 @@ class VirtualLink(Link):
         if self._instant:
             tasks, self._instant = self._instant, []
             return [self._answer(task) for task in tasks]
-        self._clock, _, task = heapq.heappop(self._queue)
-        updates = [self._answer(task)]
-        while self._queue and self._queue[0][0] == self._clock:  # what arrives together is taken together
-            updates.append(self._answer(heapq.heappop(self._queue)[2]))
-        return updates
+        arrival = self._queue[0][0]
+        self._clock = max(self._clock, arrival)  # an answer may have been here before a checkpoint, not yet taken
+        tasks = []
+        while self._queue and self._queue[0][0] == arrival:  # what arrives together is taken together
+            tasks.append(heapq.heappop(self._queue)[2])
+        return [self._answer(task) for task in tasks if task.number in self._tasks]  # its client may be gone
+
+    def _due(self) -> dict[int, float]:
+        arrivals = {number: arrival for arrival, number, _ in self._queue}
+        return {**arrivals, **{number: update.time for number, update in self._here.items()}}
+
+    def _busy(self) -> Array:
+        return self._free
+
+    def _deliver_again(self, task: Task, due: float) -> None:
+        heapq.heappush(self._queue, (due, task.number, task))
 
     def _answer(self, task: Task) -> Update:
         worker = self._workers[task.client]

@@ -1,0 +1,81 @@
+"""Which answers are let in: a number that is not finite, or a vector of absurd length, would spoil every average.
+
+What is usual is known from the clients themselves: the largest median, so far, of the lengths of their last answers of
+a kind. A few clients cannot move a median, and an answer that converges to 0 does not make honest ones absurd.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fbompi.config import Faults
+from fbompi.messages import Array, TaskFunction, Update
+
+ENOUGH = 3  # clients whose lengths tell what is usual
+
+
+class Guard:
+    """Judges answers; `lengths` by kind and client (NaN: not heard), `usual` by kind, `offences` in a row by client."""
+
+    kept = ("lengths", "usual", "offences")  # for checkpoints
+
+    def __init__(self, settings: Faults, clients: int, functions: dict[str, TaskFunction]) -> None:
+        self.absurd, self.most_offences = settings.absurd, settings.offences
+        self.lengths = {kind: np.full(clients, np.nan) for kind in functions}
+        self.usual = dict.fromkeys(functions, 0.0)
+        self.offences = np.zeros(clients, np.int64)
+        self.suspicious = False  # whether answers must also be plausible, as their tasks declare it
+        self._functions = functions
+        self._known: set[str] = set()  # kinds of which enough clients have been heard
+        self._enough = min(ENOUGH, clients)
+
+    def can_judge(self, kind: str, here: Sequence[Update]) -> bool:
+        """Whether enough clients have been heard, with answers that are here, to know what is usual of this kind."""
+        if kind in self._known:
+            return True
+        heard = set(np.flatnonzero(~np.isnan(self.lengths[kind])).tolist())
+        return len(heard | {update.client for update in here if update.kind == kind}) >= self._enough
+
+    def measure(self, updates: Sequence[Update]) -> list[float]:
+        """The lengths of these answers; what is usual takes account of them."""
+        found = [_length(update.arrays) for update in updates]
+        for kind in {update.kind for update in updates}:
+            lengths = self.lengths[kind].copy()
+            for update, length in zip(updates, found):
+                if update.kind == kind and math.isfinite(length):
+                    lengths[update.client] = length
+            heard = lengths[~np.isnan(lengths)]
+            if len(heard) >= self._enough:
+                self._known.add(kind)
+                self.usual[kind] = max(self.usual[kind], float(np.median(heard)))
+        return found
+
+    def complaint(self, update: Update, length: float, sent: Sequence[Array]) -> str:
+        """What is wrong with an answer, in words; empty, if nothing is."""
+        usual = self.usual[update.kind]
+        if not math.isfinite(length):
+            return "not finite"
+        if self.absurd and usual > 0 and length > self.absurd * usual:
+            return f"of length {length:.3g}, where {usual:.3g} is usual"
+        plausible = self._functions[update.kind].plausible
+        if self.suspicious and plausible is not None and not plausible(sent, update.arrays):
+            return "not plausible"
+        return ""
+
+    def accept(self, update: Update, length: float) -> None:
+        self.lengths[update.kind][update.client] = length
+        self.offences[update.client] = 0
+
+    def reject(self, client: int) -> bool:
+        """Count an offence; True if it was one too many."""
+        self.offences[client] += 1
+        return bool(self.offences[client] >= self.most_offences)
+
+
+def _length(arrays: Sequence[Array]) -> float:
+    """Of all arrays together; infinite, where the square is not a number."""
+    square = sum(float(np.vdot(array, array)) for array in arrays)
+    return math.sqrt(square) if square < math.inf else math.inf

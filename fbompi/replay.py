@@ -1,0 +1,117 @@
+"""Running the log of arrivals of a run again, in one process: the same tasks, answers taken in the same steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from fbompi.config import Source, resolve
+from fbompi.errors import UserError
+from fbompi.links.link import Script
+from fbompi.links.virtual import VirtualLink
+from fbompi.record import reading, script_of
+from fbompi.resume import tables_of
+from fbompi.run import Driver, build, link_arguments
+
+
+class ReplayLink(VirtualLink):
+    """All clients in this process; who answers when is as in the log, and when it is over, so is the run."""
+
+    name = "replay"
+
+    def __init__(self, script: Script, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._script = script
+
+    def reset_clock(self) -> None:
+        """The introduction is not in the log; what follows is."""
+        super().reset_clock()
+        self.script = self._script
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left of the log."""
+        return not self.script
+
+
+@dataclass
+class Comparison:
+    """How a replay and the record agree, over all recorded rounds."""
+
+    rounds: int = 0
+    different: int = 0
+    first: int | None = None  # round that differs
+    largest: float = 0.0  # difference in x or y
+
+    def add(self, round_: int, pairs: Sequence[tuple[Any, Any]]) -> None:
+        """Compare one round: what was recorded with what came out."""
+        self.rounds += 1
+        if all(np.array_equal(old, new, equal_nan=True) for old, new in pairs):
+            return
+        self.different += 1
+        self.first = round_ if self.first is None else self.first
+        gaps = [float(np.max(np.abs(np.subtract(old, new)), initial=0.0)) for old, new in pairs]
+        self.largest = max(self.largest, *gaps)
+
+
+@dataclass
+class Replay:
+    """A run, gone through again; `driver.state` is the method's state, `driver.setting` the federation."""
+
+    driver: Driver
+    comparison: Comparison
+
+    @property
+    def state(self) -> Any:
+        """The server's state after the last round that was replayed."""
+        return self.driver.state
+
+
+def replay(path: str | Path, until: int | None = None, show: Any = None) -> Replay:
+    """Replay a run, up to a round or to the end of its log, comparing every recorded iterate.
+
+    Parameters
+    ----------
+    path
+        The run file; a run that was killed is replayed as far as its file goes.
+    until
+        The outer round after which to stop.
+    show
+        Called with the round and the number of rounds after each.
+    """
+    with reading(path) as file:
+        config = resolve(tables_of(path, dict(file.attrs)), Source(str(path)))
+        script = script_of(file, 0, 0)
+        recorded = file["trajectory/round"][:]
+        last = int(recorded[-1]) if len(recorded) else 0
+        if until is not None and until > last:
+            raise UserError(f"--until {until}: {path} has rounds up to {last}")
+        parts = build(config)
+        link = ReplayLink(script, [parts.client(i) for i in range(parts.clients)], *link_arguments(parts))
+        driver, comparison = Driver(parts, link), Comparison()
+        rows = {int(round_): row for row, round_ in enumerate(recorded)}
+        end = last if until is None else until
+        while True:
+            state = driver.state
+            if state.round in rows:
+                comparison.add(state.round, _pairs(file, rows[state.round], state))
+            if state.round >= end or driver.over:
+                break
+            if link.over:
+                raise UserError(f"{path}: the log of arrivals ends in round {state.round}, before round {end}")
+            driver.advance()
+            if show is not None:
+                show(driver.state.round, end)
+        return Replay(driver, comparison)
+
+
+def _pairs(file: h5py.File, row: int, state: Any) -> list[tuple[Any, Any]]:
+    """What was recorded of a round, beside what it gives now."""
+    trajectory = file["trajectory"]
+    pairs = [(trajectory[name][row], getattr(state, name)) for name in ("x", "y") if name in trajectory]
+    return [*pairs, (trajectory["grad_norm"][row], state.gradient_norm)]

@@ -1,0 +1,62 @@
+"""Going on with a run: its configuration, as its file has it, with what may be changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fbompi.config import Config, Source, apply_option, resolve, tomllib
+from fbompi.errors import UserError
+from fbompi.journal import Lock
+from fbompi.record import reading
+from fbompi.server import Resumption
+
+MAY_CHANGE = "run.rounds and the keys of [record]"
+
+
+def stored(path: str | Path) -> dict:
+    """The attributes of a run file."""
+    with reading(path) as file:
+        return dict(file.attrs)
+
+
+def tables_of(path: str | Path, attributes: dict) -> dict:
+    """The configuration of a run as tables."""
+    try:
+        return tomllib.loads(attributes["config"])
+    except (ValueError, TypeError, RecursionError) as e:
+        raise UserError(f"{path}: is damaged: its configuration is not TOML: {e}") from None
+
+
+def resumed_config(path: Path, options: Sequence[str], ranks: int) -> Config:
+    """The configuration with which a run goes on; refused where it cannot, with the reason."""
+    attributes = stored(path)
+    if "run" not in attributes:
+        raise UserError(f"{path}: was written by fbompi {attributes['fbompi_version']}, which could not resume")
+    tables = tables_of(path, attributes)
+    source = Source(str(path))
+    for option in options:
+        name = option.partition("=")[0].strip()
+        if name != "run.rounds" and not name.startswith("record."):
+            raise UserError(
+                f"-o {option}: a run that goes on may change {MAY_CHANGE} only; start another with fbompi run"
+            )
+        if name == "record.iterates":
+            raise UserError(f"-o {option}: whether a file has iterates cannot be changed any more")
+        apply_option(tables, option, source)
+    if attributes["link"] == "mpi" and ranks == 1:
+        raise UserError(f"{path}: was run on MPI: fbompi resume -n 4 {path}, or mpirun -n 4 fbompi resume {path}")
+    if attributes["link"] == "virtual" and ranks > 1:
+        raise UserError(f"{path}: was run on the virtual link, in one process: fbompi resume {path}, without mpirun")
+    config = resolve(tables, source)
+    with reading(path) as file:
+        rounds = file["trajectory/round"]
+        done = int(rounds[-1]) if len(rounds) else 0
+    if attributes["status"] == "complete" and config.run.rounds <= done:
+        raise UserError(f"{path}: is complete after {done} rounds; to prolong it: -o run.rounds={2 * done}")
+    return config
+
+
+def resumption(path: Path) -> Resumption:
+    """The right to go on with a run file."""
+    return Resumption(path, Lock(path))
