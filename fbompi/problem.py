@@ -83,6 +83,10 @@ class Problem(Protocol):
     backend: str
     """"cuda" where oracles take and give arrays of a GPU, batches too; missing, or "cpu", where NumPy's."""
 
+    convex: bool
+    """Whether every g_i is convex in y on every batch; with ``clients.aggregate`` other than the mean, Hessian products
+    that cannot be those of a convex function are then rejected. Missing: not known."""
+
     metric_meanings: dict[str, str]
 
     def metrics(self, shard: Any, x: Array, y: Array) -> dict[str, tuple[float, float]]:

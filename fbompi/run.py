@@ -151,7 +151,7 @@ class Driver:
             setting.outer_convexity, setting.components = problem.outer_convexity, problem.components
         self.setting = setting
         setting.participation.gone = link.gone
-        link.guard.suspicious = config.clients.aggregate != "mean"
+        link.guard.suspicious = setting.aggregation.robust and bool(getattr(problem, "convex", False))
         link.breaks_rounds = method.facts["communication"] == "synchronous"
         with self._told("__init__ and start"):
             self.method = method(config.algorithm, setting)

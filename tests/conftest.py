@@ -13,6 +13,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy: the bits must not
 
 import h5py
 import pytest
+from hypothesis import settings
+
+settings.register_profile("busy", deadline=None)  # the machine may have other things to do
+settings.load_profile("busy")
 
 ROOT = Path(__file__).resolve().parent.parent
 

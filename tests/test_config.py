@@ -19,9 +19,6 @@ from fbompi.algorithms.method import ANYONE
 from fbompi.config import SECTIONS, Config, Key, _members, keys_of, load, resolve, tomllib
 from fbompi.errors import UserError
 
-settings.register_profile("busy", deadline=None)  # the machine may have other things to do
-settings.load_profile("busy")
-
 
 def refusal(tables: dict[str, Any]) -> str:
     """What is said of a configuration that must be refused."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -27,9 +27,6 @@ from fbompi.messages import (
     unpack,
     unpack_mask,
 )
-
-settings.register_profile("busy", deadline=None)  # the machine may have other things to do
-settings.load_profile("busy")
 
 WORDS = ("x", "y", "1", "yy", "xy", "metrics")
 INT64 = st.integers(-(2**63), 2**63 - 1)

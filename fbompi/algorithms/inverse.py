@@ -15,7 +15,7 @@ import numpy as np
 from fbompi.messages import Array, Plausible
 
 Product = Callable[[Array], Array]  # v -> H v
-ROUNDING = 1e-9  # of a product of vectors, as a part of that of their norms
+ROUNDING = 1e-6  # of a product of vectors, as a part of that of their norms; features may be float32
 
 
 def neumann(product: Product, b: Array, ell: float, terms: int) -> Array:

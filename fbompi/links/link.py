@@ -186,7 +186,7 @@ class Link(ABC):
         self.asked: Callable[[], object] = lambda: None  # called when another rank was asked to stop
         self.breaks_rounds = False  # whether a client that leaves ends the round with `ClientsGone`
         self.faults = faults or Faults()
-        self.guard = Guard(self.faults, self.clients, self.functions)
+        self.guard = Guard(self.faults, self.clients, functions)
         self._sent = [0] * self.clients  # tasks each client was given
         self._next_number = 0
         self._tasks: dict[int, Task] = {}  # outstanding, by number
@@ -377,13 +377,7 @@ class Link(ABC):
         """The answers that are let in; the others' clients are asked again, or left out."""
         accepted: list[Update] = []
         for update, length in zip(group, self.guard.measure(group)):
-            task = update.task
-            if task.kind in SERVICE:
-                complaint = ""
-            else:
-                sent = self._local_arrays(task, self._routes[task.kind][task.client])
-                complaint = self.guard.complaint(update, length, sent)
-            self._settle(update, length, complaint, accepted)
+            self._settle(update, length, self.guard.complaint(update, length, self._as_sent), accepted)
         self.takes += 1
         return accepted
 
@@ -555,6 +549,9 @@ class Link(ABC):
         x_words = tuple(i for i, word in enumerate(takes) if word == "x")
         sizes = (0, 0) if task.parts or answer.parts else tuple(8 * (HEADER_WORDS + s.numbers) for s in (task, answer))
         return Route(self.kinds.index(kind), block, x_words, task, answer, *sizes)
+
+    def _as_sent(self, task: Task) -> Sequence[Array]:
+        return self._local_arrays(task, self._routes[task.kind][task.client])
 
     def _local_arrays(self, task: Task, route: Route) -> Sequence[Array]:
         """The arrays of a task as its client sees them: of x only the block that it owns."""

@@ -53,6 +53,7 @@ class Cleaning(Samples, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.network = Network(self, self.first_layer(), self.backend)
+        self.convex = not self.network.hidden
         self.dim_x, self.dim_y = self.train, self.network.dim_y
 
     def first_layer(self) -> int:

@@ -63,6 +63,7 @@ class FewShot:
     """A backbone above, one head per N-way K-shot task below."""
 
     name = "fewshot"
+    convex = True
     metric_meanings = {"accuracy": "fraction of queries answered correctly in tasks of the test part"}
 
     data: DataKey = "omniglot"

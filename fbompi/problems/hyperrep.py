@@ -35,6 +35,7 @@ class HyperRepresentation(Samples):
     """The first layer of a two-layer network above, its head below."""
 
     name = "hyperrep"
+    convex = True
     metric_meanings = {"accuracy": "fraction of test images classified correctly"}
 
     train: TrainKey = 900

@@ -43,6 +43,7 @@ class Quadratic:
     """m heterogeneous quadratics; y*(x), Φ, ∇Φ and x* in closed form."""
 
     name = "quadratic"
+    convex = True
     exact_meanings = {
         "x_error": "‖x − x*‖ / ‖x*‖",
         "y_error": "‖y − y*(x)‖ / ‖y*(x)‖",

@@ -45,6 +45,7 @@ class RegularisationCoefficients(Samples):
     """One regularisation coefficient per feature above, logistic or softmax regression below."""
 
     name = "regcoef"
+    convex = True
     metric_meanings = {
         "accuracy": "fraction of test samples classified correctly",
         "coefficient": "geometric mean of the coefficients",

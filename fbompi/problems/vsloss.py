@@ -65,6 +65,7 @@ class VsLoss(Samples):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.network = Network(self, self.hidden if self.model == "mlp" else 0)
+        self.convex = not self.network.hidden
         self.dim_x, self.dim_y = 3 * self.classes, self.network.dim_y
 
     def kept(self, labels: Array) -> Array:
