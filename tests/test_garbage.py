@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from fbompi.config import resolve
 from fbompi.errors import UserError
 from fbompi.links.link import SERVICE
 from fbompi.links.virtual import VirtualLink
+from fbompi.problems.quadratic import Quadratic
 from fbompi.run import Driver, build, link_arguments
 
 M = 18
 BAD = (1, 7, 13)
 Array = np.ndarray
 Garble = Callable[[Array, np.random.Generator], Array]
+
+SLY = "flipped, but for products"  # whose sign gives a client away
 
 GARBAGE: dict[str, Garble] = {
     "nan": lambda a, rng: np.full_like(a, np.nan),
@@ -31,6 +35,7 @@ GARBAGE: dict[str, Garble] = {
     "large": lambda a, rng: 100 * rng.standard_normal(a.shape),
     "flipped": lambda a, rng: -a,
     "flipped and longer": lambda a, rng: -10 * a,
+    SLY: lambda a, rng: -3 * a,
 }
 
 
@@ -47,6 +52,8 @@ class Garbler(Client):
             return answer
         self.answers += 1
         rng = np.random.default_rng([self.index, number])
+        if self.garble is GARBAGE[SLY] and function.plausible is not None:
+            return answer
         return tuple(self.garble(a, rng) for a in answer) if self.when(self.answers - 1) else answer
 
 
@@ -68,15 +75,6 @@ def tables(method: str, rounds: int = 60, batch: int = 0, problem: dict | None =
         "run": {"algorithm": method, "problem": name, "rounds": rounds},
         "problem": problem or {}, "clients": {"count": 1 if method == "irig" else M, "batch": batch, **clients},
     }  # fmt: skip
-
-
-def errors(driver: Driver, rounds: int) -> list[float]:
-    """‖x − x*‖/‖x*‖ after each round."""
-    found = []
-    for _ in range(rounds):
-        driver.advance()
-        found.append(driver.parts.problem.exact(driver.state.x, driver.state.y, M)["x_error"])
-    return found
 
 
 METHODS = sorted(set(registry.algorithms()) - {"irig"})  # which has one client
@@ -149,22 +147,63 @@ def test_every_method_stands_garbage_under_every_robust_rule(method, rule):
     assert np.linalg.norm(driver.state.x) < 30 and np.linalg.norm(driver.state.y) < 300
 
 
+ROUNDS = 160
+
+
+@cache
+def honest_optimum(heterogeneity: float) -> tuple[Array, float]:
+    """x* of the clients that send no garbage, and a step for it."""
+    problem = Quadratic(**noisy(heterogeneity))
+    shards = [problem.shard(i, M) for i in range(M) if i not in BAD]
+    A, B, c, t, s = (np.mean([getattr(shard, name) for shard in shards], axis=0) for name in "ABcts")
+    slope, offset = np.linalg.solve(A, B), np.linalg.solve(A, c)
+    hessian = problem.curvature * np.eye(problem.dim_x) + slope.T @ slope
+    return np.linalg.solve(hessian, problem.curvature * s + slope.T @ (t - offset)), 0.5 / np.linalg.norm(hessian, 2)
+
+
+def noisy(heterogeneity: float) -> dict[str, float]:
+    return {"heterogeneity": heterogeneity, "noise": 1.0, "condition": 5.0, "curvature": 0.5}
+
+
+@cache
+def final_error(method: str, heterogeneity: float, rule: str, what: str) -> float:
+    """‖x − x*‖/‖x*‖ for the honest clients' x*, the mean of the last quarter of a run on batches."""
+    x_star, step = honest_optimum(heterogeneity)
+    config = tables(method, ROUNDS, 4, noisy(heterogeneity), aggregate=rule)
+    config["algorithm"] = {"step_x": step} | ({"quorum": 9} if method == "afbo" else {})
+    driver, found = poisoned(config, what), []
+    for _ in range(ROUNDS):
+        driver.advance()
+        found.append(float(np.linalg.norm(driver.state.x - x_star) / np.linalg.norm(x_star)))
+    return float(np.mean(found[-ROUNDS // 4 :]))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["clip", "trimmed", "median"])
+@pytest.mark.parametrize(
+    ("heterogeneity", "rule"), [(0.0, "clip"), (0.0, "trimmed"), (0.0, "median"), (0.3, "clip"), (0.3, "trimmed")]
+)
 @pytest.mark.parametrize("method", ["afbo", "fedmbo"])
-def test_with_robust_rules_poisoned_runs_end_where_clean_ones_do(method, rule):
-    """Three of 18 clients; batches leave an error in the clean run, too: with 1.5 times that, garbage is no worse."""
-    rounds, problem = 160, {"heterogeneity": 0.3, "noise": 1.0}
-    algorithm = {"algorithm": {"quorum": 6} if method == "afbo" else {}}
+def test_with_robust_rules_poisoned_runs_end_where_clean_ones_do(method, heterogeneity, rule):
+    """Three of 18 clients; what batches leave of the error in a clean run is the measure.
 
-    def error(what: str, rule: str) -> float:
-        return float(np.mean(errors(poisoned(tables(method, rounds, 4, problem, aggregate=rule) | algorithm, what),
-                                    rounds)[-rounds // 4 :]))  # fmt: skip
-
-    clean = error("", "mean")
-    found = {what: error(what, rule) / clean for what in ("nan", "huge", "large", "flipped", "flipped and longer")}
-    print(f"{method} {rule}: clean {clean:.4f}; poisoned, as multiples:", {k: round(v, 3) for k, v in found.items()})
+    Where clients are alike, the clean run is that of all 18. Where they are not, it is that of the honest ones: one in
+    which the others send nothing that counts. A median has another limit there than a mean.
+    """
+    clean = final_error(method, heterogeneity, "mean", "nan" if heterogeneity else "")
+    attacks = ("nan", "large", "flipped", "flipped and longer")
+    found = {what: round(final_error(method, heterogeneity, rule, what) / clean, 3) for what in attacks}
+    print(f"{method}, heterogeneity {heterogeneity}, {rule}: clean error {clean:.4f}, poisoned over clean {found}")
     assert max(found.values()) < 1.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "most"), [("afbo", 1.5), ("fedmbo", 2.5)])
+def test_a_median_holds_out_against_clients_that_do_not_give_themselves_away(method, most):
+    """Of FedMBO's chains every third begins or ends at one of three such clients: too many for a rule that cuts few."""
+    runs = ("mean", ""), ("mean", SLY), ("median", SLY)
+    clean, mean, sly = (final_error(method, 0.0, *run) for run in runs)
+    print(f"{method}: {sly / clean:.2f} times the clean error; with the mean {mean / clean:.1f}")
+    assert sly < most * clean < 0.6 * mean
 
 
 @pytest.mark.parametrize("method", ["afbo", "fedmbo"])
@@ -173,7 +212,8 @@ def test_without_them_a_run_that_garbage_carries_away_stops_with_a_sentence(meth
     with pytest.raises(
         UserError, match=r"the run diverges: .*algorithm\.step_x = auto.* smaller step; .*aggregate=median"
     ):
-        errors(driver, 200)
+        for _ in range(200):
+            driver.advance()
     assert np.isfinite(driver.state.x).all()
 
 
