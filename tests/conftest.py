@@ -43,7 +43,9 @@ def command(*arguments: Any, cwd: Path, python: str = sys.executable, timeout: f
     for variable in [v for v in environment if v.startswith(("OMPI_COMM", "PMI", "PMIX"))]:
         del environment[variable]
     words = [python, "-m", "fbompi", *map(str, arguments)]
-    done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run(
+        words, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
+    )
     return Result(done)
 
 

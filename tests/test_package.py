@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
+import h5py
 import pytest
-from conftest import ROOT, command
+from conftest import ROOT, command, needs_mpi
 
 from fbompi.config import read_toml
 
@@ -64,9 +67,14 @@ def test_the_python_of_the_readme_runs(fbompi, tmp_path: Path) -> None:
     assert done.returncode == 0 and "rounds = 20" in done.stdout, done.stderr
 
 
+def story(page: str, file: str) -> list[str]:
+    """The commands of a page about a file, in their order."""
+    return [line.strip() for line in re.findall(r"^(fbompi [^#\n]*)", page, re.M) if file in line]
+
+
 def commands() -> list:
     """Those of the README; measuring takes a while."""
-    lines = sorted({w.strip() for w in re.findall(r"^(fbompi [^#\n]*)", README, re.M)})
+    lines = sorted({w.strip() for w in re.findall(r"^(fbompi [^#\n]*)", README, re.M)} - set(story(README, "long.h5")))
     return [pytest.param(line, marks=[pytest.mark.slow] if " bench " in line else []) for line in lines]
 
 
@@ -81,10 +89,32 @@ def test_the_commands_of_the_readme_run(fbompi, real_data, line: str) -> None:
     assert result.status == 0, result
 
 
+@needs_mpi
+def test_the_story_of_the_long_run_in_the_readme_is_true(fbompi, tmp_path: Path) -> None:
+    """It is interrupted for real; of its many rounds a few more are enough."""
+    begin, resume, verify, until = story(README, "long.h5")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-m", *begin.split()]
+    run = subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while not (tmp_path / "long.h5.checkpoint").exists() and run.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    run.send_signal(signal.SIGINT)
+    assert run.communicate(timeout=20)[1].strip().endswith("fbompi resume long.h5 goes on") and run.returncode == 75
+    with h5py.File(tmp_path / "long.h5") as file:
+        done = int(file["trajectory/round"][-1])
+    assert done >= 20
+    result = fbompi(*resume.split()[1:], "-o", f"run.rounds={done + 20}")
+    assert result.status == 0 and f"complete, {done + 20} of {done + 20} rounds" in result.out, result
+    for line in (verify, until):
+        result = fbompi(*line.split()[1:])
+        assert result.status == 0 and "recorded rounds have the same bits" in result.out, result
+
+
 def test_help_has_an_example_for_every_command(fbompi) -> None:
     of_data = [["data", name] for name in ("import", "get", "list", "show")]
     of_bench = [["bench", name] for name in ("link", "kernels", "location")]
-    for words in (["run"], ["inspect"], ["list"], ["doctor"], *of_bench, *of_data):
+    for words in (["run"], ["resume"], ["replay"], ["inspect"], ["list"], ["doctor"], *of_bench, *of_data):
         assert re.search(rf"^  fbompi {' '.join(words)}", fbompi(*words, "--help").out, re.M), words
 
 

@@ -7,17 +7,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import ROOT, needs_mpi, trajectory
 from federation import federation
 
-from fbompi.config import read_toml
+from fbompi import start
+from fbompi.client import Client, evaluate
+from fbompi.config import load, read_toml
 from fbompi.kernels.regression import Regression
 from fbompi.launch import find_launcher, flags
 from fbompi.problems.cleaning import Cleaning
 from fbompi.problems.hypercleaning import HyperCleaning
+from fbompi.record import Recorder
+from fbompi.run import Driver
 
 pytestmark = pytest.mark.slow
 MNIST_BYTES = 70_000 * 784
@@ -108,6 +113,38 @@ def test_one_client_cleans_as_fast_as_the_centralised_method(real_data) -> None:
             assert spent <= 1.6 / 0.08 * max(unit, multiplication()), spent
         error = 1 - right / count
     assert error <= 0.135
+
+
+def test_recording_and_checkpoints_take_less_than_a_twentieth_of_the_time(real_data, tmp_path, monkeypatch) -> None:
+    """Everything that the recorder does, what it asks clients to evaluate included."""
+    real_data("mnist")
+    spent = {"recorder": 0.0, "checkpoints": 0.0, "evaluations": 0.0, "run": 0.0}
+
+    def watch(owner: type, name: str, key: str) -> None:
+        """Add up the time of a method; of a client's answers, that of evaluations."""
+        original = getattr(owner, name)
+
+        def timed(self: Any, *arguments: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return original(self, *arguments)
+            finally:
+                if owner is not Client or arguments[0] is evaluate:
+                    spent[key] += time.perf_counter() - begin
+
+        monkeypatch.setattr(owner, name, timed)
+
+    for name in ("see", "finish"):
+        watch(Recorder, name, "recorder")
+    watch(Recorder, "keep", "checkpoints")
+    watch(Client, "answer", "evaluations")
+    watch(Driver, "run", "run")
+    options = ["run.rounds=100", f"run.out={tmp_path / 'run.h5'}"]
+    start.run(lambda: load(job("afbo-hypercleaning-mnist"), options), overwrite=False, quiet=True)
+    shares = {name: round(seconds / spent["run"], 4) for name, seconds in spent.items()}
+    print(f"{spent['run']:.1f} s, shares {shares}")
+    assert spent["checkpoints"] > 0 and spent["evaluations"] > 0
+    assert spent["recorder"] + spent["evaluations"] < 0.05 * spent["run"]
 
 
 @needs_mpi
