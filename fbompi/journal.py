@@ -51,10 +51,10 @@ class Lock:
                 return
             os.close(self.fd)  # whoever had it has taken it away just now
 
-    def release(self, keep: bool = False) -> None:
-        """Give it up; with `keep` the journal stays, for what it has not been possible to write."""
+    def release(self) -> None:
+        """Give it up; a journal that still holds something stays, for whoever opens the file next."""
         if self.fd >= 0:
-            if not keep:
+            if not os.fstat(self.fd).st_size:
                 self.journal.unlink(missing_ok=True)
             os.close(self.fd)
             self.fd = -1
