@@ -18,7 +18,8 @@ ENOUGH = 3  # clients whose lengths tell what is usual
 
 
 class Guard:
-    """Judges answers; `lengths` by kind and client (NaN: not heard), `usual` by kind, `offences` in a row by client.
+    """Judges answers; `lengths` by kind and client (NaN: not heard), `usual` by kind (negative: not known yet),
+    `offences` in a row by client.
 
     Only those to tasks of the method, which are named here: others are let in.
     What is usual is looked for anew when as many answers of a kind have come as clients were heard, and before any is
@@ -30,21 +31,18 @@ class Guard:
     def __init__(self, settings: Faults, clients: int, functions: dict[str, TaskFunction]) -> None:
         self.absurd, self.most_offences = settings.absurd, settings.offences
         self.lengths = {kind: np.full(clients, np.nan) for kind in functions}
-        self.usual = dict.fromkeys(functions, 0.0)
+        self.usual = dict.fromkeys(functions, -1.0)
         self.until = dict.fromkeys(functions, 0)  # answers until what is usual is looked for anew
         self.offences = np.zeros(clients, np.int64)
         self.suspicious = False  # whether answers must also be plausible, as their tasks declare it
         self._functions = functions
-        self._known: set[str] = set()  # kinds of which enough clients have been heard
         self._enough = min(ENOUGH, clients)
 
     def can_judge(self, kind: str, here: Sequence[Update]) -> bool:
         """Whether enough clients have been heard, with answers that are here, to know what is usual of this kind."""
-        if kind in self._known or kind not in self.usual:
+        if self.usual.get(kind, 0.0) >= 0:
             return True
         heard = set(np.flatnonzero(~np.isnan(self.lengths[kind])).tolist())
-        if len(heard) >= self._enough:
-            self._known.add(kind)
         return len(heard | {update.client for update in here if update.kind == kind}) >= self._enough
 
     def measure(self, updates: Sequence[Update]) -> list[float]:
@@ -68,7 +66,8 @@ class Guard:
 
     def _is_absurd(self, kind: str, length: float) -> bool:
         """Where all answers of a kind have been 0, those of other kinds tell what is large."""
-        return 0 < self.absurd * (self.usual[kind] or max(self.usual.values())) < length
+        usual = self.usual[kind] if self.usual[kind] > 0 else max(self.usual.values())
+        return 0 < self.absurd * usual < length
 
     def complaint(self, update: Update, length: float, sent: Callable[[Task], Sequence[Array]]) -> str:
         """What is wrong with an answer, in words; empty, if nothing is. `sent` gives what the client was sent."""
