@@ -66,19 +66,38 @@ def pack(group: h5py.Group, name: str, value: Any) -> None:
             pack(part, key, member)
 
 
+def check(value: Any, name: str = "state") -> None:
+    """Refuse what could not be kept: better before the first round than after an hour."""
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.kind not in "biuf":
+            raise _unkeepable(f"{name} has numbers of kind {value.dtype}")
+    elif isinstance(value, set):
+        if not all(isinstance(member, int | np.integer) for member in value):
+            raise _unkeepable(f"{name} is a set of other things than whole numbers")
+    elif value is not None and not isinstance(value, PLAIN):
+        for key, member in _members(value, name):
+            check(member, f"{name}.{key}")
+
+
+def _unkeepable(what: str) -> UserError:
+    return UserError(
+        f"{what}, which cannot be kept in a checkpoint: expected arrays of numbers, numbers, texts, sets of whole "
+        "numbers, or lists, dictionaries and dataclasses of these"
+    )
+
+
 def _members(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     """The parts of a value that has any, by name."""
-    if isinstance(value, dict) and all(isinstance(key, str) and key for key in value):
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) and key and "/" not in key for key in value):
+            raise _unkeepable(f"{name} has keys that are no texts, or with a slash")
         yield from value.items()
     elif isinstance(value, list | tuple):
         yield from ((str(i), member) for i, member in enumerate(value))
     elif (names := _fields(value)) is not None:
         yield from ((key, getattr(value, key)) for key in names)
     else:
-        raise UserError(
-            f"state: {name} is a {type(value).__name__}, which cannot be kept in a checkpoint: expected arrays, "
-            "numbers, texts, sets of numbers, or lists, dictionaries and dataclasses of these"
-        )
+        raise _unkeepable(f"{name} is a {type(value).__name__}")
 
 
 def _fields(value: Any) -> tuple[str, ...] | None:
@@ -166,10 +185,15 @@ def beside(run_file: Path) -> tuple[Path, Path]:
     return run_file.with_name(run_file.name + ".checkpoint"), run_file.with_name(run_file.name + ".checkpoint.old")
 
 
+def _begun(run_file: Path) -> Path:
+    """Where one is written; who writes it holds the lock on the run file, so that there is never another."""
+    return run_file.with_name(run_file.name + ".checkpoint.new")
+
+
 def write(run_file: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint beside a run file; whatever happens, the last one stays until this one is there."""
     last, before = beside(run_file)
-    temporary = last.with_name(f".{last.name[:100]}.{os.getpid()}.partial")
+    temporary = _begun(run_file)
     try:
         with h5py.File(temporary, "w") as file:
             file.attrs.update(format=FORMAT, format_version=FORMAT_VERSION)
@@ -196,29 +220,38 @@ def _checksum(file: Any, length: int | None = None) -> tuple[int, int]:
     return done, checksum
 
 
-def candidates(run_file: Path) -> Iterator[tuple[str, Path]]:
-    """Where a checkpoint may be found, the newest first, each with how to call it."""
-    last, before = beside(run_file)
-    yield str(last), last
-    yield str(before), before
-    yield f"{run_file}, /checkpoint", run_file
+def candidates(path: Path, run_file: h5py.File) -> Iterator[tuple[str, Path]]:
+    """Where the checkpoints of a run are, the newest first, each with how to call it."""
+    yield from ((str(place), place) for place in beside(path) if place.exists())
+    if "checkpoint" in run_file:
+        yield f"{path}, /checkpoint", path
 
 
-def read(path: Path, like: Checkpoint) -> Checkpoint:
-    """A checkpoint, from a file of its own or from a run file; anything wrong with it is one clear line."""
+class Newer(UserError):
+    """A checkpoint that only a newer fbompi can read."""
+
+
+def read(name: str, path: Path, run_file: h5py.File, like: Checkpoint) -> Checkpoint:
+    """A checkpoint of a run whose file is open: from there or beside it. Anything wrong with it is one clear line."""
     try:
-        if path.suffix != ".h5" or path.name.endswith((".checkpoint", ".checkpoint.old")):
+        if str(path) == name:
             _verify(path)
-        with h5py.File(path, "r", locking=False) as file:
-            if file.attrs.get("format") == FORMAT and int(file.attrs["format_version"]) > FORMAT_VERSION:
-                raise UserError(f"{path}: is a checkpoint of a newer fbompi; install that one")
-            return unpack(file, "checkpoint", like)
+            with h5py.File(path, "r", locking=False) as file:
+                if file.attrs.get("format") == FORMAT and int(file.attrs["format_version"]) > FORMAT_VERSION:
+                    raise Newer(f"{name}: is a checkpoint of a newer fbompi; install that one")
+                found = unpack(file, "checkpoint", like)
+        else:
+            found = unpack(run_file, "checkpoint", like)
+        if found.run != run_file.attrs["run"]:
+            raise ValueError("it belongs to another run")
+        if found.rows > len(run_file["trajectory/round"]) or found.events > len(run_file["events"]):
+            raise ValueError("it is newer than the run file")
+        return found
     except UserError:
         raise
     except Exception as e:  # HDF5 and h5py raise almost anything on damaged bytes
-        raise UserError(
-            f"{path}: is no checkpoint that can be used: {str(e).splitlines()[0] if str(e) else e!r}"
-        ) from None
+        why = str(e).splitlines()[0] if str(e) else repr(e)
+        raise UserError(f"{name}: is no checkpoint that can be used: {why}") from None
 
 
 def _verify(path: Path) -> None:
@@ -237,5 +270,5 @@ def _verify(path: Path) -> None:
 
 def remove(run_file: Path) -> None:
     """Take away what lies beside a run file."""
-    for path in beside(run_file):
+    for path in (_begun(run_file), *beside(run_file)):
         path.unlink(missing_ok=True)

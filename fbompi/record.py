@@ -445,14 +445,20 @@ class Recorder:
         self._known = rounds[-1] if rounds else -1  # the last round that was recorded before
         self._repeated = file.events - (resumed.events if resumed else 0)  # events that come again
         self._ages = list(resumed.ages) if resumed else [0.0, 0.0]
+        self._under_way = set(resumed.link.evaluations) if resumed else set()  # rounds that the link evaluates already
         self._last_row = max(0, len(rounds) - 1)
-        # Sums over all events so far
-        names = (*COSTS[:-1], "bytes", "bytes_up", "seconds")
-        events = file.file["events"][:]
-        self._counted = {name: float(events[name].sum()) for name in names}
+        self._count()
         self._memory = file.file["clients"]["peak_memory"].astype(np.int64)
-        self._last_checkpoint, self._cost = time.perf_counter(), 0.0
+        self._last_checkpoint, self._cost, self._kept = time.perf_counter(), 0.0, -1  # when, how long it took, of what
         self._warned = False
+
+    def _count(self) -> None:
+        """Sum up what the file has."""
+        events, incidents = self.file.file["events"][:], self.file.file["incidents"]["take"]
+        self._counted = {name: float(events[name].sum()) for name in (*COSTS[:-1], "bytes", "bytes_up", "seconds")}
+        self._steps = 1 + max([-1, *events["take"][-1:], *incidents[-1:]])  # known already
+        times = self.file.file["trajectory/time"][-1:], events["time_arrived"][-1:]
+        self._recorded = float(max([0.0, *times[0], *times[1]]))  # the last moment
 
     @property
     def behind(self) -> bool:
@@ -461,16 +467,22 @@ class Recorder:
 
     def see(self, state: Any, link: Any) -> None:
         """Called before the first round and after each."""
+        if self.behind:
+            link.stand_at(self._recorded)
         self.progress.show(state.round, link.now)
         self.fetch(link)
         self._note_ages(link)
-        if state.round % self.settings.every and not self.driver.over:
-            if len(link.events) > EVENTS_AT_ONCE:
+        if not (state.round in self._row_of and self._same(state, link)):
+            if self._row_due(state):
+                self._write_row(state, link)
+            elif len(link.events) > EVENTS_AT_ONCE:
                 self._write_events(link)
-        elif state.round not in self._row_of or not self._same(state, link):
-            self._write_row(state, link)
         if self._checkpoint_due(state):
             self.keep(state, link)
+
+    def _row_due(self, state: Any) -> bool:
+        """Whether this round gets a row; between those that are there it is too late for one."""
+        return not self.behind and (state.round % self.settings.every == 0 or self.driver.over)
 
     def _note_ages(self, link: Any) -> None:
         new = link.events[self._aged :]
@@ -487,11 +499,12 @@ class Recorder:
         pairs = [(row["grad_norm"], state.gradient_norm)]
         pairs += [(row[name], getattr(state, name)) for name in ("x", "y") if name in row]
         self._write_events(link)
-        self._ages = [0.0, 0.0]
         if all(np.array_equal(old, new, equal_nan=True) for old, new in pairs):
+            self._ages = [0.0, 0.0]
             self._last_row = index
-            if self.settings.metrics and np.isnan(row["upper"]):
-                link.evaluate(state.round, state.x, state.y)
+            self.driver.server_seconds = float(row["server_seconds"])  # what was measured then stands
+            if np.isnan(row["upper"]):
+                self._evaluate(state, link)
             return True
         print(
             f"fbompi: round {state.round} gave other bits than were recorded (another machine or library?): what the "
@@ -500,6 +513,7 @@ class Recorder:
         self.file.cut(index, self.file.events - self._repeated, link.takes)
         self._row_of = {round_: row for round_, row in self._row_of.items() if row < index}
         self._known, self._repeated, link.script = state.round - 1, 0, None
+        self._count()
         return False
 
     def _write_row(self, state: Any, link: Any) -> None:
@@ -521,7 +535,10 @@ class Recorder:
         self._last_row = self.file.append(row, (state.x, state.y) if "x" in self.file.file["trajectory"] else None)
         self._row_of[state.round] = self._last_row
         self.file.flush()
-        if self.settings.metrics:
+        self._evaluate(state, link)
+
+    def _evaluate(self, state: Any, link: Any) -> None:
+        if self.settings.metrics and state.round not in self._under_way:
             link.evaluate(state.round, state.x, state.y)
 
     def finish(self, link: Any) -> None:
@@ -537,7 +554,7 @@ class Recorder:
 
     def _checkpoint_due(self, state: Any) -> bool:
         every = self.settings.checkpoint_every
-        if self.behind or self.driver.over or not state.round:
+        if self.driver.over or not state.round:
             return False
         if every != "auto":
             return bool(every) and state.round % every == 0
@@ -545,11 +562,14 @@ class Recorder:
         return since > max(checkpoint.AT_LEAST, self._cost / checkpoint.SHARE)
 
     def keep(self, state: Any, link: Any) -> bool:
-        """Write a checkpoint beside the run file; whether that was possible. If not, the last one stands."""
+        """Have a checkpoint of this round beside the run file; whether there is one. If not, the last one stands."""
+        if state.round == self._kept:
+            return True
         begin = time.perf_counter()
         self._write_events(link, durable=True)
         try:
             checkpoint.write(self.file.path, self.taken(state, link))
+            self._kept = state.round
             return True
         except OSError as e:
             if not self._warned:
@@ -562,8 +582,11 @@ class Recorder:
 
     def taken(self, state: Any, link: Any) -> Checkpoint:
         """The run as it is now."""
-        seconds = self.driver.server_seconds
-        return Checkpoint(self.file.id, self.file.rows, self.file.events, self._ages, seconds, state, link.saved())
+        rows = sum(round_ <= state.round for round_ in self._row_of) if self.behind else self.file.rows
+        events = self.file.events - self._repeated
+        return Checkpoint(
+            self.file.id, rows, events, self._ages, self.driver.server_seconds, state, link.saved()
+        )  # fmt: skip
 
     # The parts of a row
 
@@ -587,7 +610,9 @@ class Recorder:
         self._repeated -= again
         link.events.clear()
         self._aged = 0
-        new = [incident for incident in link.incidents if not self.behind or incident.what not in IN_SCRIPTS]
+        new = [
+            incident for incident in link.incidents if incident.take >= self._steps or incident.what not in IN_SCRIPTS
+        ]
         if new:
             self.file.append_incidents(new)
         link.incidents.clear()

@@ -52,7 +52,9 @@ def resumed_config(path: Path, options: Sequence[str], ranks: int) -> Config:
     with reading(path) as file:
         rounds = file["trajectory/round"]
         done = int(rounds[-1]) if len(rounds) else 0
-    if attributes["status"] == "complete" and config.run.rounds <= done:
+    if config.run.rounds < done:
+        raise UserError(f"run.rounds = {config.run.rounds}: {path} has rounds up to {done} already")
+    if attributes["status"] == "complete" and config.run.rounds == done:
         raise UserError(f"{path}: is complete after {done} rounds; to prolong it: -o run.rounds={2 * done}")
     return config
 

@@ -41,8 +41,10 @@ def drive(parts: Parts, link: Link, out: Destination | Resumption, where: dict[s
     """Set up the method, then run it into the file; whatever happens, the file tells."""
     with Stop() as stop:  # from before there is a file: one that was interrupted says so
         link.asked = stop.ask
+        file = None
         try:
             driver = Driver(parts, link)
+            checkpoint.check(driver.state, f"method {parts.config.run.algorithm}: its state")
             if isinstance(out, Resumption):
                 file = RunFile(out.path, out.lock)
                 resumed = _restore(driver, file)
@@ -51,6 +53,10 @@ def drive(parts: Parts, link: Link, out: Destination | Resumption, where: dict[s
             attributes = {**where, "config": parts.config.text()}
             file.begin(attributes, driver.state.round)
         except UserError:
+            if file is not None:
+                file.close()
+            elif isinstance(out, Resumption):
+                out.lock.release()
             link.close()
             if where["ranks"] > 1:
                 mpi.finish()
@@ -119,23 +125,14 @@ def _restore(driver: Driver, file: RunFile) -> Checkpoint | None:
     link = driver.link
     like = Checkpoint("", 0, 0, [0.0, 0.0], 0.0, driver.state, link.saved())
     found = None
-    for name, path in checkpoint.candidates(file.path):
-        if not path.exists() or (path == file.path and "checkpoint" not in file.file):
-            continue
+    for name, path in checkpoint.candidates(file.path, file.file):
         try:
-            if path == file.path:
-                candidate = checkpoint.unpack(file.file, "checkpoint", like)
-            else:
-                candidate = checkpoint.read(path, like)
-            if candidate.run != file.id:
-                raise UserError(f"{name}: belongs to another run")
-            if candidate.rows > file.rows or candidate.events > file.events:
-                raise UserError(f"{name}: is newer than the run file")
-        except (UserError, ValueError, KeyError, TypeError) as e:
+            found = checkpoint.read(name, path, file.file, like)
+            break
+        except checkpoint.Newer:
+            raise
+        except UserError as e:
             print(f"fbompi: {e}", file=sys.stderr)
-            continue
-        found = candidate
-        break
     takes = 0
     if found is not None:
         driver.restore(found)

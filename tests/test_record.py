@@ -394,7 +394,7 @@ def test_a_run_killed_at_any_moment_leaves_a_file_that_opens(tmp_path):
             time.sleep(chance.uniform(0.1, 0.5))  # perhaps before the file has its name
         run.send_signal(signal.SIGKILL)
         run.communicate()
-        beside = {"run.h5", "run.h5.journal", "run.h5.checkpoint", "run.h5.checkpoint.old"}
+        beside = {f"run.h5{end}" for end in ("", ".journal", ".checkpoint", ".checkpoint.old", ".checkpoint.new")}
         assert {p.name for p in folder.iterdir() if not p.name.endswith(".partial")} <= beside
         assert all(p.name.startswith(".") for p in folder.glob("*.partial"))
         if (folder / "run.h5").exists():

@@ -291,6 +291,10 @@ class Link(ABC):
             else:
                 self._take_in()
 
+    @abstractmethod
+    def stand_at(self, now: float) -> None:
+        """Rounds are gone through again, and this is the last moment recorded: a clock that measures stands there."""
+
     def note(self, what: str, client: int = -1, rank: int = -1, text: str = "") -> None:
         """Remember that something befell a client or a rank."""
         self.incidents.append(Incident(self.now, self.round, self.takes, what, client, rank, text))

@@ -44,6 +44,9 @@ class VirtualLink(Link):
         self._clock = now
         self._free[:] = busy
 
+    def stand_at(self, now: float) -> None:
+        """This clock is where it was then."""
+
     def close(self) -> None:
         """The clients live and end with this process."""
 
@@ -60,13 +63,13 @@ class VirtualLink(Link):
     def _arrivals(self) -> list[Update]:
         if self._instant:
             tasks, self._instant = self._instant, []
-            return [self._answer(task) for task in tasks]
+            return [self._answer(task, self._clock) for task in tasks]
         arrival = self._queue[0][0]
         self._clock = max(self._clock, arrival)  # an answer may have been here before a checkpoint, not yet taken
         tasks = []
         while self._queue and self._queue[0][0] == arrival:  # what arrives together is taken together
             tasks.append(heapq.heappop(self._queue)[2])
-        return [self._answer(task) for task in tasks if task.number in self._tasks]  # its client may be gone
+        return [self._answer(task, arrival) for task in tasks if task.number in self._tasks]  # its client may be gone
 
     def _due(self) -> dict[int, float]:
         arrivals = {number: arrival for arrival, number, _ in self._queue}
@@ -78,7 +81,7 @@ class VirtualLink(Link):
     def _deliver_again(self, task: Task, due: float) -> None:
         heapq.heappush(self._queue, (due, task.number, task))
 
-    def _answer(self, task: Task) -> Update:
+    def _answer(self, task: Task, arrival: float) -> Update:
         worker = self._workers[task.client]
         route, function = self._routes[task.kind][task.client], self.functions[task.kind]
         local = [read_only(array) for array in self._local_arrays(task, route)]
@@ -87,4 +90,4 @@ class VirtualLink(Link):
         check_shapes(arrays, function.gives, route.answer, "answer to", task.kind, task.client)
         if worker.device is not None:
             arrays = tuple([worker.device.to_host(array) if on_gpu(array) else array for array in arrays])
-        return Update(task, arrays, worker.costs, task.compute, self._clock, worker.seconds, worker.curvature)
+        return Update(task, arrays, worker.costs, task.compute, arrival, worker.seconds, worker.curvature)
