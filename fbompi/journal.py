@@ -15,6 +15,7 @@ import fcntl
 import io
 import os
 import struct
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ PAGE = 4096
 _MAGIC = b"fbompi j"
 _HEADER = struct.Struct("<8sQII")  # magic, bytes that follow, their checksum, number of runs
 _RUN = struct.Struct("<QQ")  # place in the file, bytes
+MOMENT = 0.5  # seconds for which a reader may hold a lock, while it looks whether there is a writer or mends the file
 UNLOCKABLE = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # file systems without locks
 
 
@@ -38,7 +40,7 @@ class Lock:
     """The right to write a file, for as long as this process has it."""
 
     def __init__(self, path: Path) -> None:
-        self.journal = journal_of(path)
+        self.journal, deadline = journal_of(path), time.monotonic() + MOMENT
         while True:
             self.fd = os.open(self.journal, os.O_RDWR | os.O_CREAT, 0o666)
             try:
@@ -46,7 +48,11 @@ class Lock:
             except OSError as e:
                 if e.errno not in UNLOCKABLE:
                     os.close(self.fd)
-                    raise UserError(f"{path}: is being written by another run; wait for its end, or stop it") from None
+                    if time.monotonic() > deadline:
+                        line = f"{path}: is being written by another run; wait for its end, or stop it"
+                        raise UserError(line) from None
+                    time.sleep(MOMENT / 20)
+                    continue
             if _is_still(self.journal, self.fd):
                 return
             os.close(self.fd)  # whoever had it has taken it away just now

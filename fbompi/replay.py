@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from fbompi.config import Source, resolve
 from fbompi.errors import UserError
-from fbompi.links.link import Script
+from fbompi.links.link import Misfit, Script, Stalled
 from fbompi.links.virtual import VirtualLink
 from fbompi.record import reading, script_of
 from fbompi.resume import tables_of
@@ -51,12 +50,14 @@ class Comparison:
     def add(self, round_: int, pairs: Sequence[tuple[Any, Any]]) -> None:
         """Compare one round: what was recorded with what came out."""
         self.rounds += 1
-        if all(np.array_equal(old, new, equal_nan=True) for old, new in pairs):
+        if all(np.float64(old).tobytes() == np.float64(new).tobytes() for old, new in pairs):
             return
         self.different += 1
         self.first = round_ if self.first is None else self.first
-        gaps = [float(np.max(np.abs(np.subtract(old, new)), initial=0.0)) for old, new in pairs]
-        self.largest = max(self.largest, *gaps)
+        gaps = [
+            np.max(np.abs(np.subtract(old, new)), initial=0.0) for old, new in pairs if np.shape(old) == np.shape(new)
+        ]
+        self.largest = max(self.largest, *map(float, gaps))
 
 
 @dataclass
@@ -87,31 +88,46 @@ def replay(path: str | Path, until: int | None = None, show: Any = None) -> Repl
     with reading(path) as file:
         config = resolve(tables_of(path, dict(file.attrs)), Source(str(path)))
         script = script_of(file, 0, 0)
-        recorded = file["trajectory/round"][:]
-        last = int(recorded[-1]) if len(recorded) else 0
-        if until is not None and until > last:
-            raise UserError(f"--until {until}: {path} has rounds up to {last}")
-        parts = build(config)
-        link = ReplayLink(script, [parts.client(i) for i in range(parts.clients)], *link_arguments(parts))
-        driver, comparison = Driver(parts, link), Comparison()
-        rows = {int(round_): row for row, round_ in enumerate(recorded)}
-        end = last if until is None else until
-        while True:
-            state = driver.state
-            if state.round in rows:
-                comparison.add(state.round, _pairs(file, rows[state.round], state))
-            if state.round >= end or driver.over:
-                break
+        last = int(max(file["trajectory/round"][:], default=0))
+    if until is not None and until > last:
+        raise UserError(f"--until {until}: {path} has rounds up to {last}")
+    end = last if until is None else until
+    parts = build(config)
+    link = ReplayLink(script, [parts.client(i) for i in range(parts.clients)], *link_arguments(parts))
+    driver, comparison = Driver(parts, link), Comparison()
+
+    def advance_to(round_: int) -> None:
+        while driver.state.round < round_:
+            done = driver.state.round
+            if driver.over:
+                raise UserError(
+                    f"{path}: the run is over after round {done} here, and the file has rounds up to {last}"
+                )
             if link.over:
-                raise UserError(f"{path}: the log of arrivals ends in round {state.round}, before round {end}")
-            driver.advance()
+                raise UserError(f"{path}: the log of arrivals ends in round {done}, before round {round_}")
+            try:
+                driver.advance()
+            except (Misfit, Stalled) as e:
+                raise UserError(f"{path}: round {done + 1}: {e}") from None
             if show is not None:
                 show(driver.state.round, end)
-        return Replay(driver, comparison)
+
+    for round_, recorded in _recorded(path):
+        if round_ <= end:
+            advance_to(round_)
+            state = driver.state
+            now = {"x": state.x, "y": state.y, "grad_norm": state.gradient_norm}
+            comparison.add(round_, [(array, now[name]) for name, array in recorded])
+    advance_to(end)
+    return Replay(driver, comparison)
 
 
-def _pairs(file: h5py.File, row: int, state: Any) -> list[tuple[Any, Any]]:
-    """What was recorded of a round, beside what it gives now."""
-    trajectory = file["trajectory"]
-    pairs = [(trajectory[name][row], getattr(state, name)) for name in ("x", "y") if name in trajectory]
-    return [*pairs, (trajectory["grad_norm"][row], state.gradient_norm)]
+def _recorded(path: str | Path) -> Iterator[tuple[int, list[tuple[str, Any]]]]:
+    """What a run file has of every recorded round that can be compared; what happens meanwhile is not the file's."""
+    with reading(path) as file:
+        trajectory, rounds = file["trajectory"], file["trajectory/round"][:].tolist()
+        for row, round_ in enumerate(rounds):
+            found = [(name, trajectory[name][row]) for name in ("x", "y", "grad_norm") if name in trajectory]
+            if row == len(rounds) - 1 and file.attrs["status"] == "complete":
+                found += [(name, file["final"][name][:]) for name in ("x", "y")]
+            yield round_, found

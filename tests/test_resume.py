@@ -24,7 +24,6 @@ from test_record import MEASURED, numbers, same
 
 from fbompi import registry
 from fbompi.checkpoint import beside
-from fbompi.cli import main
 from fbompi.summary import summary
 
 PROBLEMS = Path(__file__).with_name("stopping.py")
@@ -47,26 +46,6 @@ def keys_for(name: str, **more: Any) -> list[str]:
     if "capacity" in method.client_keys:
         keys |= {"clients_capacity": "[1.0,0.5,0.25]"}
     return options(**keys | more)
-
-
-@pytest.fixture
-def here(capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
-    """``fbompi ARGUMENTS`` in this process, which is quicker; `alarm` sends it a signal (see stopping.py)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: Any, alarm: str = "") -> Result:
-        monkeypatch.setenv(VARIABLE, alarm)
-        monkeypatch.setattr(sys, "argv", ["fbompi", *map(str, arguments)])
-        capfd.readouterr()
-        try:
-            main()
-            status = 0
-        except SystemExit as e:
-            status = int(e.code or 0)
-        out, err = capfd.readouterr()
-        return Result(subprocess.CompletedProcess(arguments, status, out, err))
-
-    return run
 
 
 def copied(path: Path, name: str) -> Path:

@@ -71,6 +71,10 @@ class RanksLost(Exception):
     """Ranks were lost, and the run is to stop for it; it can be resumed."""
 
 
+class Misfit(UserError):
+    """A script that cannot be followed: it is not that of this run, or it is damaged."""
+
+
 class Incident(NamedTuple):
     """Something that befell a rank or a client."""
 
@@ -410,7 +414,7 @@ class Link(ABC):
         step = self.script.pop(self.takes, None)
         if step is None:
             if self.script:
-                raise UserError(f"the log of arrivals has no step {self.takes}: the run file is damaged")
+                raise Misfit(f"the log of arrivals has no step {self.takes}: the run file is damaged")
             self.script = None  # from here on it is accident again
             return []
         if step.leaving:
@@ -418,7 +422,7 @@ class Link(ABC):
             self._let_go()
             return []
         if not step.answers.keys() <= self._tasks.keys():
-            raise UserError(
+            raise Misfit(
                 f"the log of arrivals does not fit: step {self.takes} takes answers to tasks that were not sent; "
                 "the file is damaged, or the problem, its data or this fbompi are not those of the run"
             )
