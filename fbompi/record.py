@@ -246,8 +246,10 @@ class RunFile:
         for column in self.file["trajectory"].values():
             column.resize(rows, axis=0)
         self.file["events"].resize(events, axis=0)
-        before = self.file["incidents"]["take"] < takes
-        self.file["incidents"].resize(int(before.sum()), axis=0)
+        incidents = self.file["incidents"]
+        kept = [row for row in incidents[:] if row["take"] < takes]
+        incidents.resize(len(kept), axis=0)
+        incidents[:] = np.array(kept, INCIDENT)
 
     def flush(self, durable: bool = False) -> None:
         """Let what was written take effect; from then on a kill cannot undo it."""
@@ -454,9 +456,10 @@ class Recorder:
 
     def _count(self) -> None:
         """Sum up what the file has."""
-        events, incidents = self.file.file["events"][:], self.file.file["incidents"]["take"]
+        events, incidents = self.file.file["events"][:], self.file.file["incidents"][:]
+        repeated = [int(row["take"]) for row in incidents if row["what"].decode() in IN_SCRIPTS]
         self._counted = {name: float(events[name].sum()) for name in (*COSTS[:-1], "bytes", "bytes_up", "seconds")}
-        self._steps = 1 + max([-1, *events["take"][-1:], *incidents[-1:]])  # known already
+        self._steps = 1 + max([-1, *events["take"][-1:], *repeated[-1:]])  # known already
         times = self.file.file["trajectory/time"][-1:], events["time_arrived"][-1:]
         self._recorded = float(max([0.0, *times[0], *times[1]]))  # the last moment
 

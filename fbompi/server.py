@@ -17,7 +17,7 @@ from fbompi.journal import Lock
 from fbompi.links import mpi
 from fbompi.links.link import Link, RanksLost
 from fbompi.progress import Progress
-from fbompi.record import CLIENT, STATES, Destination, Recorder, RunFile, Unwritable, script_of
+from fbompi.record import CLIENT, IN_SCRIPTS, STATES, Destination, Recorder, RunFile, Unwritable, script_of
 from fbompi.run import Driver, Parts, dealing
 from fbompi.signals import Stop
 from fbompi.status import LOSSES, RESUMABLE
@@ -90,7 +90,7 @@ def _run(driver: Driver, recorder: Recorder, link: Link, stop: Stop, progress: P
         record.mark(file.path, "interrupted")
         return f"{e.line}: stopped, and what was recorded before stands. Make room, then go on; it was"
     except RanksLost as e:  # in the middle of a round: the last checkpoint is what can be gone on from
-        file.append_incidents(link.incidents)
+        file.append_incidents([incident for incident in link.incidents if incident.what not in IN_SCRIPTS])
         file.finish("interrupted", {})
         link.close()
         return str(e)

@@ -1,7 +1,8 @@
 """Problems that send a signal at a given oracle call: an interruption that falls on a moment which can be named.
 
 FBOMPI_TEST_SIGNAL=SIGTERM@40 has the 40th gradient or sweep of this process send it SIGTERM; with @2 behind that, only
-where this process is rank 2. Without the variable these are the problems that they are made from.
+where this process is rank 2; several are separated by commas. Without the variable these are the problems that they
+are made from.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ class Alarm:
     """Counts calls."""
 
     def __init__(self) -> None:
-        name, _, rest = os.environ.get(VARIABLE, "").partition("@")
-        call, _, rank = rest.partition("@")
-        mine = name and (not rank or int(rank) == launched_rank())
-        self.number = signal.Signals[name] if mine else None
-        self.left = int(call) if mine else 0
+        self.calls, self.signals = 0, {}
+        for entry in filter(None, os.environ.get(VARIABLE, "").split(",")):
+            name, call, *rank = entry.split("@")
+            if not rank or int(rank[0]) == launched_rank():
+                self.signals[int(call)] = signal.Signals[name]
 
     def tick(self) -> None:
-        self.left -= 1
-        if self.number and not self.left:
-            os.kill(os.getpid(), self.number)
+        self.calls += 1
+        if self.calls in self.signals:
+            os.kill(os.getpid(), self.signals[self.calls])
 
 
 class Quadratic(quadratic.Quadratic):

@@ -610,3 +610,23 @@ def test_a_synchronous_run_goes_on_with_any_number_of_ranks_to_the_same_bits(fbo
         assert file["starts"]["ranks"].tolist() == [4, 2, 6] and np.all(np.diff(file["starts"]["round"]) > 0)
         for column in ("time", "server_seconds", "client_seconds"):
             assert np.all(np.diff(file["trajectory"][column]) >= 0), column
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_a_run_that_lost_all_its_ranks_goes_on_with_others(fbompi, tmp_path):
+    """Of the rounds since the last row nothing is known but that they were lost: who was left out meanwhile is not."""
+    keys = keys_for(
+        "afbo", record_checkpoint_every=0, record_every=ROUNDS, faults_lost="leave", clients_participation=1.0
+    )  # fmt: skip
+    lost = {VARIABLE: "SIGKILL@60@1,SIGKILL@80@2"}
+    result = fbompi("run", "-n", 3, "--quiet", *keys, "--out", "run.h5", **lost)
+    if "lost, and" not in result.err:
+        pytest.skip("this MPI does not outlive its ranks")
+    assert result.status == 75, result
+    with h5py.File(tmp_path / "run.h5") as file:
+        assert file["incidents"]["what"].tolist() == [b"rank lost"] * 2
+    result = fbompi("resume", "-n", 3, "--quiet", "run.h5")
+    assert result.status in (0, 4) and summary(tmp_path / "run.h5")["status"] == "complete", result
+    result = fbompi("replay", "--verify", "run.h5")
+    assert result.status == 0, result
