@@ -5,7 +5,8 @@ is written over the content of the last commit is kept in memory; what is new go
 A commit writes the changes into a journal beside the file, with a checksum, then into the file, then empties the
 journal. Whoever opens the file finds the journal complete, and applies it, or does not, and forgets it.
 
-The journal is there as long as its writer, who holds a lock on it: two runs cannot have one file.
+The journal is there as long as its writer, who holds a lock on it: two runs cannot have one file. Another lock, on a
+byte of it, is held during a commit, and by readers while they copy the file: they see it as it was between two commits.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ _MAGIC = b"fbompi j"
 _HEADER = struct.Struct("<8sQII")  # magic, bytes that follow, their checksum, number of runs
 _RUN = struct.Struct("<QQ")  # place in the file, bytes
 MOMENT = 0.5  # seconds for which a reader may hold a lock, while it looks whether there is a writer or mends the file
+COMMIT_BYTE = 1 << 40  # of the journal, far behind its end
+LARGEST_COPY = 1 << 30  # bytes of a file that a reader copies
 UNLOCKABLE = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # file systems without locks
 
 
@@ -56,6 +60,20 @@ class Lock:
             if _is_still(self.journal, self.fd):
                 return
             os.close(self.fd)  # whoever had it has taken it away just now
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """Readers wait, or are waited for."""
+        try:
+            fcntl.lockf(self.fd, fcntl.LOCK_EX, 1, COMMIT_BYTE)
+        except OSError as e:
+            if e.errno not in UNLOCKABLE:
+                raise
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, COMMIT_BYTE)
 
     def release(self) -> None:
         """Give it up; a journal that still holds something stays, for whoever opens the file next."""
@@ -91,9 +109,12 @@ def is_being_written(path: Path) -> bool:
 def pending(path: Path) -> dict[int, bytes]:
     """The changes that a complete journal holds, by their place in the file; none, if it is not complete."""
     try:
-        content = journal_of(path).read_bytes()
+        return _changes(journal_of(path).read_bytes())
     except OSError:
         return {}
+
+
+def _changes(content: bytes) -> dict[int, bytes]:
     if len(content) < _HEADER.size:
         return {}
     magic, length, checksum, count = _HEADER.unpack_from(content)
@@ -123,16 +144,39 @@ def recover(path: Path) -> None:
 
 
 def image(path: Path) -> io.BytesIO | Path:
-    """What a reader is to open: the file, or where its writer was killed in a commit, its content after that."""
-    runs = pending(path)
-    if not runs:
+    """What a reader is to open: the file; its content between two commits, while it is being written and where its
+    writer was killed in one."""
+    live = is_being_written(path) and path.stat().st_size <= LARGEST_COPY
+    try:
+        journal = os.open(journal_of(path), os.O_RDONLY)
+    except OSError:
         return path
-    content = io.BytesIO(path.read_bytes())
+    try:  # nothing else may open the journal meanwhile: closing it would give up the lock
+        _wait_for_commit(journal)
+        runs = _changes(os.pread(journal, os.fstat(journal).st_size, 0))
+        if not runs and not live:
+            return path
+        content = io.BytesIO(path.read_bytes())
+    finally:
+        os.close(journal)
     for begin, piece in runs.items():
         content.seek(begin)
         content.write(piece)
     content.seek(0)
     return content
+
+
+def _wait_for_commit(journal: int) -> None:
+    """Until no commit is under way, and none will be before `journal` is closed; not for ever: a writer may be stopped,
+    and not every file system has locks."""
+    deadline = time.monotonic() + MOMENT
+    while time.monotonic() < deadline:
+        try:
+            return fcntl.lockf(journal, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, COMMIT_BYTE)
+        except OSError as e:
+            if e.errno in UNLOCKABLE:
+                return
+        time.sleep(MOMENT / 500)
 
 
 def _write(fd: int, content: Any, place: int) -> None:
@@ -217,13 +261,14 @@ class Journaled:
         if self._error is not None:
             self._forget()
             raise self._error
-        for begin, run in runs:
-            _write(self._fd, run, begin)  # takes no room that was not there
-        if self._size < self._committed:
-            os.ftruncate(self._fd, self._size)
-        if durable:
-            os.fsync(self._fd)
-        os.ftruncate(self._lock.fd, 0)
+        with self._lock.committing():
+            for begin, run in runs:
+                _write(self._fd, run, begin)  # takes no room that was not there
+            if self._size < self._committed:
+                os.ftruncate(self._fd, self._size)
+            if durable:
+                os.fsync(self._fd)
+            os.ftruncate(self._lock.fd, 0)
         self._pages.clear()
         self._committed = self._size
 

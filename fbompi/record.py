@@ -417,12 +417,12 @@ def _mend(path: Path) -> None:
         lock.release()
 
 
-def script_of(file: h5py.File, events: int, takes: int) -> Script:
+def script_of(path: str | Path, file: h5py.File, events: int, takes: int) -> Script:
     """What arrived, and who was left out, after so many events and steps."""
     script: Script = {}
     log = file["events"]
     if "take" not in log.dtype.names:
-        raise UserError("this run was recorded by an earlier fbompi, whose log of arrivals does not say enough")
+        raise UserError(f"{path}: was recorded by an earlier fbompi, whose log of arrivals does not say enough")
     for row in log[events:][["task", "take", "rejected"]].tolist():
         script.setdefault(row[1], Step()).answers[row[0]] = bool(row[2])
     for row in file["incidents"][:]:

@@ -87,7 +87,7 @@ def replay(path: str | Path, until: int | None = None, show: Any = None) -> Repl
     """
     with reading(path) as file:
         config = resolve(tables_of(path, dict(file.attrs)), Source(str(path)))
-        script = script_of(file, 0, 0)
+        script = script_of(path, file, 0, 0)
         last = int(max(file["trajectory/round"][:], default=0))
     if until is not None and until > last:
         raise UserError(f"--until {until}: {path} has rounds up to {last}")

@@ -140,7 +140,7 @@ def _restore(driver: Driver, file: RunFile) -> Checkpoint | None:
     elif file.events:
         print("fbompi: no checkpoint: what is recorded is gone through again from the start", file=sys.stderr)
     if link.name == "mpi":
-        link.script = script_of(file.file, found.events if found else 0, takes) or None
+        link.script = script_of(file.path, file.file, found.events if found else 0, takes) or None
     return found
 
 

@@ -7,6 +7,7 @@ fell where is printed (-rP).
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 import os
 import random
@@ -260,6 +261,26 @@ def chain(case: Case, folder: Path, chance: random.Random, most: int, note: Call
     case.check(path)
     assert not any(checkpoint.exists() for checkpoint in beside(path))
     return kills
+
+
+def test_who_looks_at_a_run_while_it_is_written_sees_whole_rows(tmp_path):
+    """A commit takes a moment in which the file is neither as before nor as after it."""
+    path = tmp_path / "run.h5"
+    keys = options(run_problem="quadratic", run_rounds=10**6, record_every=1, clients_count=3)
+    job, seen = Job(tmp_path, "run", "--quiet", *keys, "--out", path), []
+    try:
+        while not path.exists():
+            assert not job.ended(0.01), job.said()
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            rows = Rows(path)
+            assert {len(column) for column in rows.columns.values()} == {rows.count}
+            seen.append(rows)
+    finally:
+        job.kill()
+    for earlier, later in itertools.pairwise(seen):
+        earlier.are_in(later)
+    assert len(seen) > 10 and seen[-1].count > seen[0].count
 
 
 CASES = [(name, link, "") for link in ("virtual", "mpi") for name in PAPERS] + [("fism", "mpi", "asynchronous")]
