@@ -235,7 +235,7 @@ def read(name: str, path: Path, run_file: h5py.File, like: Checkpoint) -> Checkp
     """A checkpoint of a run whose file is open: from there or beside it. Anything wrong with it is one clear line."""
     try:
         if str(path) == name:
-            _verify(path)
+            verify(path)
             with h5py.File(path, "r", locking=False) as file:
                 if file.attrs.get("format") == FORMAT and int(file.attrs["format_version"]) > FORMAT_VERSION:
                     raise Newer(f"{name}: is a checkpoint of a newer fbompi; install that one")
@@ -254,7 +254,8 @@ def read(name: str, path: Path, run_file: h5py.File, like: Checkpoint) -> Checkp
         raise UserError(f"{name}: is no checkpoint that can be used: {why}") from None
 
 
-def _verify(path: Path) -> None:
+def verify(path: Path) -> None:
+    """Refuse a checkpoint of which not every byte is as it was written."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size < _TRAILER_SIZE:

@@ -29,7 +29,7 @@ from test_record import MEASURED, same
 from test_resume import same_steps
 
 from fbompi import registry
-from fbompi.checkpoint import _verify, beside
+from fbompi.checkpoint import beside, verify
 from fbompi.errors import UserError
 from fbompi.journal import is_being_written, journal_of, pending
 from fbompi.record import reading
@@ -222,7 +222,7 @@ def opens(path: Path) -> Rows:
     with h5py.File(path) as file:
         assert file["trajectory/round"][:].tolist() == rows.columns["round"].tolist()
     for checkpoint in filter(Path.exists, beside(path)):
-        _verify(checkpoint)
+        verify(checkpoint)
         with h5py.File(checkpoint) as file:
             assert 0 < file["checkpoint/state"].attrs["round"] <= ROUNDS
     return rows

@@ -162,6 +162,28 @@ def test_clients_that_come_and_go_and_are_left_out_go_on_too(here, tmp_path):
             assert numbers(whole, name).tobytes() == numbers(part, name).tobytes(), name
 
 
+LIAR = '''
+from stopping import Quadratic
+class Liar(Quadratic):
+    """Client 0 sends gradients of absurd length."""
+    def lower_grad(self, shard, x, y, batch):
+        return super().lower_grad(shard, x, y, batch) * (1e9 if shard.c[0] == self.shard(0, 3).c[0] else 1)
+'''
+
+
+def test_what_is_usual_is_known_afterwards_though_who_told_it_is_gone(here, tmp_path):
+    """Three clients tell what is usual, one of them a liar: the other two are judged one by one from then on."""
+    (tmp_path / "liar.py").write_text(LIAR)
+    keys = {"run_problem": f"{tmp_path}/liar.py:Liar", "clients_count": 3, "clients_participation": 1.0,
+            "faults_offences": 1, "algorithm_quorum": 1, "delays_model": "pareto"}  # fmt: skip
+    run = Stopped(here, tmp_path, "afbo", 60, status=4, **keys)
+    assert here("resume", "--quiet", run.part).status == 4
+    with h5py.File(run.whole) as whole, h5py.File(run.part) as part:
+        assert whole["clients"]["state"].tolist() == [1, 0, 0] and len(part["starts"]) == 2
+        for name in ("events", "final/x", "trajectory/x"):
+            assert numbers(whole, name).tobytes() == numbers(part, name).tobytes(), name
+
+
 def test_what_was_recorded_before_a_kill_and_after_the_checkpoint_is_gone_through_again(here, fbompi, tmp_path):
     keys = keys_for("afbo", record_checkpoint_every=3)
     assert here("run", "--quiet", *keys, "--out", "whole.h5").status == 0
