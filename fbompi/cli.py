@@ -93,10 +93,10 @@ def run(
     from fbompi import start
 
     try:
-        path = start.run(load, overwrite, quiet)
+        ended = start.run(load, overwrite, quiet)
     except UserError as e:
         raise source.locate(e) from None
-    _tell(path, as_json)
+    _tell(ended, as_json)
 
 
 @fbompi.command()
@@ -191,13 +191,18 @@ def _launch(ranks: int, quiet: bool, check: Callable[[], object]) -> bool:
     return True
 
 
-def _tell(path: Any, as_json: bool) -> None:
+def _tell(ended: Any, as_json: bool) -> None:
     """What a finished run has to show."""
-    if path is not None:
-        from fbompi.summary import page, summary
+    if ended is None:  # on a rank that is not the server
+        return
+    from fbompi.summary import page, summary
 
-        figures = summary(path)
-        click.echo(json.dumps(figures) if as_json else f"{page(figures)}\n\n{path}")
+    try:
+        figures = summary(ended.path)
+        click.echo(json.dumps(figures) if as_json else f"{page(figures)}\n\n{ended.path}")
+    finally:  # mpirun may have closed our output with a rank that was lost
+        if ended.losses:
+            ended.leave()
 
 
 def _without_ranks(arguments: list[str]) -> list[str]:

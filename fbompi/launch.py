@@ -16,9 +16,10 @@ from types import FrameType
 from typing import NoReturn
 
 from fbompi.errors import UserError
-from fbompi.links.mpi import IN_ORDER, WHEREABOUTS
+from fbompi.links.mpi import SERVER_KILLED, STARTED, WHEREABOUTS
 from fbompi.progress import TERMINAL
 from fbompi.signals import STOPPING
+from fbompi.status import FAILED
 
 PR_SET_PDEATHSIG = 1  # of prctl: the signal that a process gets when its parent dies
 
@@ -103,9 +104,13 @@ def launch(ranks: int, arguments: list[str], quiet: bool = False) -> NoReturn:
         }  # fmt: skip
         status = _attended(words, environment)
         server = whereabouts.read()
-    if status == 0 and server and server != IN_ORDER:  # a fault-tolerant mpirun finds nothing wrong with dead ranks
-        print("fbompi: the server, rank 0, was killed; what it has recorded stands", file=sys.stderr)
-        status = 1
+    last_words = re.fullmatch(rb"(\d+) (.*)", server, re.DOTALL)
+    if last_words:
+        print(last_words[2].decode(errors="replace"), file=sys.stderr)
+        status = int(last_words[1])
+    elif server == STARTED:
+        print(SERVER_KILLED, file=sys.stderr)
+        status = status or FAILED  # a fault-tolerant mpirun finds nothing wrong with dead ranks
     raise SystemExit(status)
 
 

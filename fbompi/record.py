@@ -247,9 +247,9 @@ class RunFile:
             column.resize(rows, axis=0)
         self.file["events"].resize(events, axis=0)
         incidents = self.file["incidents"]
-        kept = [row for row in incidents[:] if row["take"] < takes]
-        incidents.resize(len(kept), axis=0)
-        incidents[:] = np.array(kept, INCIDENT)
+        before = incidents[:][incidents["take"] < takes]
+        incidents.resize(len(before), axis=0)
+        incidents[:] = before
 
     def flush(self, durable: bool = False) -> None:
         """Let what was written take effect; from then on a kill cannot undo it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -31,14 +31,27 @@ class Resumption:
     lock: Lock
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A run that is complete; what was lost on the way, in words."""
+
+    path: Path
+    losses: str
+    link: Link
+
+    def leave(self) -> NoReturn:
+        """The end of the command, where there were losses."""
+        self.link.leave(LOSSES, f"fbompi: complete, but {self.losses}")
+
+
 def destination(config: Config, overwrite: bool) -> Destination:
     """Where the run file goes; refused where it cannot be written."""
     stem = "-".join(name.rpartition(":")[2] for name in (config.run.algorithm, config.run.problem))
     return Destination.choose(config.run.out, stem, overwrite)
 
 
-def drive(parts: Parts, link: Link, out: Destination | Resumption, where: dict[str, Any], quiet: bool) -> Path:
-    """Set up the method, then run it into the file; whatever happens, the file tells."""
+def drive(parts: Parts, link: Link, out: Destination | Resumption, where: dict[str, Any], quiet: bool) -> Ended:
+    """Set up the method, then run it into the file to the end; whatever happens, the file tells."""
     with Stop() as stop:  # from before there is a file: one that was interrupted says so
         link.asked = stop.ask
         file = None
@@ -65,11 +78,9 @@ def drive(parts: Parts, link: Link, out: Destination | Resumption, where: dict[s
         recorder = Recorder(file, driver, progress, resumed)
         why = _run(driver, recorder, link, stop, progress)
     if why:
-        _leave(RESUMABLE, where, f"{why} after round {driver.state.round}; fbompi resume {file.path} goes on")
-    losses = _losses(link)
-    if losses:
-        _leave(LOSSES, where, f"complete, but {losses}; fbompi inspect {file.path} tells more")
-    return file.path
+        words = f"fbompi: {why} after round {driver.state.round}; fbompi resume {file.path} goes on"
+        link.leave(RESUMABLE, words)
+    return Ended(file.path, _losses(link), link)
 
 
 def _run(driver: Driver, recorder: Recorder, link: Link, stop: Stop, progress: Progress) -> str:
@@ -79,15 +90,18 @@ def _run(driver: Driver, recorder: Recorder, link: Link, stop: Stop, progress: P
         if driver.run(recorder, stop):
             last, results = recorder.taken(driver.state, link), _results(driver)
             link.close()
+            file.append_incidents(link.incidents)  # of ranks that did not live to the end
             file.finish("complete", {**_iterates(driver), **results}, last)
             return ""
         recorder.keep(driver.state, link)
         link.close()
+        file.append_incidents(link.incidents)
         file.finish("interrupted", _iterates(driver))
         return "interrupted"
     except Unwritable as e:
         file.close()
         record.mark(file.path, "interrupted")
+        link.close()
         return f"{e.line}: stopped, and what was recorded before stands. Make room, then go on; it was"
     except RanksLost as e:  # in the middle of a round: the last checkpoint is what can be gone on from
         file.append_incidents([incident for incident in link.incidents if incident.what not in IN_SCRIPTS])
@@ -104,19 +118,16 @@ def _run(driver: Driver, recorder: Recorder, link: Link, stop: Stop, progress: P
         progress.end()
 
 
-def _leave(status: int, where: dict[str, Any], line: str) -> None:
-    print(f"fbompi: {line}", file=sys.stderr)
-    if where["ranks"] > 1:
-        mpi.leave(status)
-    raise SystemExit(status)
-
-
 def _losses(link: Link) -> str:
     """What was lost on the way, in words; empty, if nothing was."""
-    adopted, lost = ((link.client_state == STATES[name]).sum() for name in ("adopted", "lost"))
-    words = [f"{lost} clients were left out"] if lost else []
-    words += [f"{adopted} clients were adopted from lost ranks"] if adopted else []
-    words += ["a rank without clients was lost"] if mpi.LOST and not words else []
+    words = []
+    if mpi.LOST:
+        several = len(mpi.LOST) > 1
+        words.append(f"rank{'s' * several} {', '.join(map(str, sorted(mpi.LOST)))} {'were' if several else 'was'} lost")
+    for state, what in (("lost", "left out"), ("adopted", "adopted")):
+        count = int((link.client_state == STATES[state]).sum())
+        if count:
+            words.append(f"{count} client{'s were' if count > 1 else ' was'} {what}")
     return ", ".join(words)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fbompi.config import Config
 from fbompi.errors import UserError
@@ -15,14 +15,16 @@ from fbompi.progress import announce_compiling
 from fbompi.run import Parts, build, link_arguments
 from fbompi.signals import leave_to_server
 
-T = TypeVar("T")
+if TYPE_CHECKING:  # hosts need not load HDF5
+    from fbompi.server import Ended
 
+T = TypeVar("T")
 
 Prepare = Callable[[], tuple[Config, Callable[[], Any]]]  # the configuration, and who chooses the run file's place
 
 
-def run(load: Callable[[], Config], overwrite: bool, quiet: bool) -> Path | None:
-    """Run a configuration; the path of its run file, or None on a rank that is not the server."""
+def run(load: Callable[[], Config], overwrite: bool, quiet: bool) -> Ended | None:
+    """Run a configuration; how it ended, or None on a rank that is not the server."""
 
     def prepare() -> tuple[Config, Callable[[], Any]]:
         config = load()
@@ -37,8 +39,8 @@ def _destination(config: Config, overwrite: bool) -> Any:
     return server.destination(config, overwrite)
 
 
-def resume(path: Path, options: Sequence[str], quiet: bool) -> Path | None:
-    """Go on with a run from its last checkpoint; its path, or None on a rank that is not the server."""
+def resume(path: Path, options: Sequence[str], quiet: bool) -> Ended | None:
+    """Go on with a run from its last checkpoint; how it ended, or None on a rank that is not the server."""
     from fbompi.resume import resumed_config, resumption
 
     def prepare() -> tuple[Config, Callable[[], Any]]:
@@ -48,7 +50,7 @@ def resume(path: Path, options: Sequence[str], quiet: bool) -> Path | None:
     return _start(prepare, quiet)
 
 
-def _start(prepare: Prepare, quiet: bool) -> Path | None:
+def _start(prepare: Prepare, quiet: bool) -> Ended | None:
     if not quiet:
         announce_compiling()
     if mpi.launched_ranks() > 1:
@@ -67,7 +69,7 @@ def _start(prepare: Prepare, quiet: bool) -> Path | None:
     return server.drive(parts, link, place, {"mpi": "", "ranks": 1}, quiet)
 
 
-def _start_as_rank(comm: Any, prepare: Prepare, quiet: bool) -> Path | None:
+def _start_as_rank(comm: Any, prepare: Prepare, quiet: bool) -> Ended | None:
     rank, size = comm.rank, comm.size
 
     def build_parts() -> tuple[Parts, Any, tuple]:
@@ -90,9 +92,9 @@ def _start_as_rank(comm: Any, prepare: Prepare, quiet: bool) -> Path | None:
         from fbompi import server
 
         link = mpi.MpiLink(comm, *arguments)
-        path = server.drive(parts, link, place, {"mpi": mpi.library(), "ranks": size}, quiet)
+        ended = server.drive(parts, link, place, {"mpi": mpi.library(), "ranks": size}, quiet)
         mpi.finish()
-        return path
+        return ended
     leave_to_server()
     memory = memory_for(parts.problem, computes_on_gpu(parts.problem) and mpi.cuda_aware())
     silence = parts.config.faults.silence

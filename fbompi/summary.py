@@ -10,9 +10,11 @@ import h5py
 import numpy as np
 
 from fbompi.config import tomllib
+from fbompi.journal import is_being_written
 from fbompi.record import COUNTERS, reading
 
 NOT_METRICS = {"round", "time", "age", "smoothness", "x", "y", *COUNTERS}
+A_FEW = 6  # lines of a page for what may be many
 
 
 def summary(path: str | Path) -> dict[str, Any]:
@@ -27,7 +29,10 @@ def summary(path: str | Path) -> dict[str, Any]:
         return {
             "file": str(path),
             **attributes,
+            "being_written": is_being_written(Path(path)),
             "config": config,
+            "starts": _table(file, "starts"),
+            "incidents": _table(file, "incidents"),
             "partition": file["partition"].attrs["rule"] if "partition" in file else "",
             "rounds": int(rounds[-1]) if len(rounds) else 0,
             "rows": len(rounds),
@@ -55,8 +60,20 @@ def summary(path: str | Path) -> dict[str, Any]:
                     name: int((clients["state"] == code).sum())
                     for name, code in h5py.check_enum_dtype(file["clients"].dtype["state"]).items()
                 },
+                "rejected": int(clients["rejected"].sum()) if "rejected" in clients.dtype.names else 0,
             },
         }
+
+
+def _table(file: h5py.File, name: str) -> list[dict[str, Any]]:
+    """The rows of a table; none, where the file is of a format that did not have it."""
+    if name not in file:
+        return []
+    rows = file[name][:]
+    texts = [k for k in rows.dtype.names if h5py.check_string_dtype(rows.dtype[k])]
+    columns = {k: rows[k].tolist() for k in rows.dtype.names}
+    columns |= {k: [text.decode(errors="replace") for text in columns[k]] for k in texts}
+    return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
 def _plain(value: Any) -> Any:
@@ -91,9 +108,11 @@ def page(s: dict[str, Any]) -> str:
     run, clients = s["config"]["run"], s["clients"]
     where = f"{s['ranks']} ranks of {s['mpi']}, rank 0 the server" if s["link"] == "mpi" else "the virtual link"
     unit = "s" if s["link"] == "mpi" else "virtual s"
-    status = "running, or killed while it ran" if s["status"] == "running" else s["status"]
+    status = f"{s['status']},"
+    if s["status"] == "running" and not s["being_written"]:
+        status = "killed while it ran" + ("; fbompi resume goes on." if "run" in s else ",")
     lines = [
-        f"{run['algorithm']} on {run['problem']}: {status}, {s['rounds']} of {run['rounds']} rounds, "
+        f"{run['algorithm']} on {run['problem']}: {status} {s['rounds']} of {run['rounds']} rounds, "
         f"{s['time']:.4g} {unit}, seed {run['seed']}",
         f"{clients['count']} clients with {clients['samples']} samples on {where}; {s['host']}, {s['created']}, "
         f"fbompi {s['fbompi_version']}",
@@ -124,10 +143,50 @@ def page(s: dict[str, Any]) -> str:
             f"computed {cost['client_seconds']:.3g} s, the server {cost['server_seconds']:.3g} s; "
             f"a client's tasks took at most {s['peak_memory'] / 1e3:,.0f} kB beside its data"
         )
+    lines += _few([f"resumed in round {start['round']} on {_many(start['ranks'], 'rank')}, {start['created']}"
+                   for start in s["starts"][1:]])  # fmt: skip
     bad = {k: n for k, n in clients["states"].items() if n and k != "alive"}
     if bad:
         lines.append("clients: " + ", ".join(f"{n} {k}" for k, n in bad.items()))
+    lines += [f"  {line}" for line in _few(_incident_lines(s["incidents"], unit))]
     return _printable("\n".join(lines))
+
+
+def _incident_lines(incidents: list[dict[str, Any]], unit: str) -> list[str]:
+    """What befell ranks and clients: those that fared alike at the same moment in one line, rejected answers in one."""
+    alike: dict[tuple, list[dict[str, Any]]] = {}
+    for i in incidents:
+        moment = () if i["what"] == "answer rejected" else (i["take"], i["text"])
+        alike.setdefault((i["what"], *moment), []).append(i)
+    return [_incident_line(what, group, unit) for (what, *_), group in alike.items()]
+
+
+def _incident_line(what: str, group: list[dict[str, Any]], unit: str) -> str:
+    first = group[0]
+    when, text = f"{first['time']:.4g} {unit}", first["text"]
+    clients, ranks = (sorted({i[key] for i in group if i[key] >= 0}) for key in ("client", "rank"))
+    if what == "answer rejected":
+        return f"{_many(len(group), 'answer')} of {_named('client', clients)} rejected, the first at {when}: {text}"
+    words = f"{_named('client', clients)} {what.removeprefix('client ')}" if clients else _named("rank", ranks)
+    if clients and ranks:
+        words += f" by {_named('rank', ranks)}"
+    elif ranks:
+        words += f" {what.removeprefix('rank ')}"
+    return f"{when}: {words}" + (f": {text}" if text else "")
+
+
+def _named(noun: str, numbers: list[int]) -> str:
+    """ "clients 3, 4", with no more than a few of the numbers."""
+    shown = ", ".join(map(str, numbers[:A_FEW])) + (f" and {len(numbers) - A_FEW} more" if numbers[A_FEW:] else "")
+    return f"{noun}{'s' * (len(numbers) > 1)} {shown}"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def _few(lines: list[str]) -> list[str]:
+    return lines if len(lines) <= A_FEW else [*lines[:A_FEW], f"… and {len(lines) - A_FEW} more"]
 
 
 def _printable(text: str) -> str:

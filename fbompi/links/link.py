@@ -10,12 +10,13 @@ is all that was accident in a run. With a `Script` made of it, a link lets the s
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -188,6 +189,7 @@ class Link(ABC):
         self.rejected = np.zeros(self.clients, np.int64)
         self.incidents: list[Incident] = []  # not yet fetched
         self.asked: Callable[[], object] = lambda: None  # called when another rank was asked to stop
+        self.introduced = False  # whether every client has been heard once, before the run
         self.breaks_rounds = False  # whether a client that leaves ends the round with `ClientsGone`
         self.faults = faults or Faults()
         self.guard = Guard(self.faults, self.clients, functions)
@@ -273,13 +275,18 @@ class Link(ABC):
 
     def reset_clock(self) -> None:
         """Forget the introduction: rounds, time, task numbers and events of the run begin here."""
+        self.introduced = True
         self.round = self._next_number = self.takes = 0
         self.events.clear()
-        self.incidents.clear()
+        self._date_incidents(0.0)
         self._sent = [0] * self.clients
         self.tasks_done[:] = 0
         self.rejected[:] = 0
         self.curvature = self.waited = 0.0
+
+    def _date_incidents(self, now: float) -> None:
+        """What befell ranks before the run began, or went on, belongs to where it does."""
+        self.incidents = [i._replace(time=now, round=self.round, take=self.takes) for i in self.incidents]
 
     def evaluate(self, row: int, x: Array, y: Array) -> None:
         """Ask every client for its part of an evaluation; never waits. See `evaluated`."""
@@ -302,6 +309,11 @@ class Link(ABC):
     def note(self, what: str, client: int = -1, rank: int = -1, text: str = "") -> None:
         """Remember that something befell a client or a rank."""
         self.incidents.append(Incident(self.now, self.round, self.takes, what, client, rank, text))
+
+    @property
+    def needs_everyone(self) -> bool:
+        """Whether nobody can be left out now: in the introduction, and where what has happened is to happen again."""
+        return not self.introduced or self.script is not None
 
     def leave_out(self, client: int, why: str) -> None:
         """From the next step on, do without this client."""
@@ -342,6 +354,7 @@ class Link(ABC):
         )
         self.gone |= state.gone
         self._set_clock(state.now, state.busy)
+        self._date_incidents(state.now)
         for row, (sent, delay, compute, due), uses in zip(state.numbers.tolist(), state.times.tolist(), state.uses):
             number, client, kind, stamp, round_, steps, place = row
             arrays = tuple(state.arrays[i] for i in uses)
@@ -356,6 +369,11 @@ class Link(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let the clients go."""
+
+    def leave(self, status: int, words: str) -> NoReturn:
+        """End this process, after `close`, in another way than with status 0."""
+        print(words, file=sys.stderr)
+        raise SystemExit(status)
 
     # Steps
 

@@ -24,7 +24,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import numpy as np
@@ -66,7 +66,7 @@ FINISH, AT_ONCE = 0, 1  # how to leave
 FAILURE_BYTES = 1 << 16
 NO_TIMES = (0.0, 0.0)
 PATIENCE = 10.0  # seconds that a failing host leaves the server to close the run file
-START_SECONDS = 180.0  # for all ranks to meet: with one that died before, some MPIs wait for ever
+START_SECONDS = float(os.environ.get("FBOMPI_START_SECONDS", "180"))  # to meet: some MPIs wait for the dead for ever
 FINISH_SECONDS = 60.0  # to leave MPI in order
 BEAT_SECONDS = 2.0  # between two beats of a pulse, at most
 BEATS = 5  # in the time of silence after which a rank is given up, at least
@@ -74,6 +74,7 @@ ADOPTED = 2  # the state of a client, as run files have it
 
 WHEREABOUTS = "FBOMPI_WHEREABOUTS"  # names a file in which the server tells whoever started mpirun where it is
 STARTED, IN_ORDER = b"started", b"ended"
+SERVER_KILLED = "fbompi: the server, rank 0, was killed; what it has recorded stands, and fbompi resume goes on"
 
 LOST: list[int] = []  # ranks that this process, the server, has given up, in that order
 
@@ -126,20 +127,21 @@ def _exit_loudly(rank: int) -> Callable[[int], NoReturn]:
     return exit_loudly
 
 
-def _tell_whereabouts(where: bytes) -> None:
+def _tell_whereabouts(where: bytes) -> bool:
     """Only where the file is: on another machine there is none, nor need there be one."""
-    if path := os.environ.get(WHEREABOUTS):
-        try:
-            file = os.open(path, os.O_WRONLY | os.O_TRUNC)
-        except OSError:
-            return
-        os.write(file, where)
-        os.close(file)
+    try:
+        file = os.open(os.environ.get(WHEREABOUTS, ""), os.O_WRONLY | os.O_TRUNC)
+    except OSError:
+        return False
+    os.write(file, where)
+    os.close(file)
+    return True
 
 
 def _flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # nobody reads it any more
+            stream.flush()
 
 
 def under_launcher() -> bool:
@@ -230,9 +232,11 @@ def agree(comm: Any, problem: str) -> tuple[int, str]:
 
 
 def finish() -> None:
-    """Leave MPI in order, unless ranks were lost: then the server must `leave`, for Finalize may wait for them."""
+    """Leave MPI in order, unless ranks were lost: then the link must `leave`, for Finalize may wait for them."""
     from mpi4py import MPI
 
+    if LOST:  # should an error keep us from that, Python calls Finalize
+        faulthandler.dump_traceback_later(FINISH_SECONDS, exit=True, file=2)
     if MPI.Is_initialized() and not MPI.Is_finalized() and not LOST:
         server = MPI.COMM_WORLD.rank == 0
         with _at_most(FINISH_SECONDS):
@@ -258,8 +262,10 @@ def all_or_none() -> Iterator[None]:
             raise
         if isinstance(e, UserError):
             print(f"{e.frames}fbompi: {e.line}", file=sys.stderr)
-        elif isinstance(e, ClientFailed | RanksLost):
+        elif isinstance(e, ClientFailed):
             print(e, file=sys.stderr)
+        elif isinstance(e, RanksLost):
+            print(f"fbompi: {e}, before the run began", file=sys.stderr)
         elif _class(e) in _deadly():  # outside of the link, which knows what to do about it
             print(f"fbompi: a rank was lost before the run began ({_words(e)})", file=sys.stderr)
         else:
@@ -268,31 +274,17 @@ def all_or_none() -> Iterator[None]:
 
 
 def abort(status: int) -> NoReturn:
-    """End the job at once, on all ranks."""
+    """End the job at once, on all ranks, when what there is to say is said."""
     from mpi4py import MPI
 
     _flush()
+    if MPI.COMM_WORLD.rank == 0:
+        _tell_whereabouts(IN_ORDER)
     if fault_tolerant():  # Abort would end this process only
         MPI.COMM_WORLD.Revoke()
         _exit(status)
     MPI.COMM_WORLD.Abort(status)
     raise SystemExit(status)
-
-
-def leave(status: int) -> NoReturn:
-    """The server's end, when all is written and the link is closed; nobody waits for ranks that were lost.
-
-    After losses the status must not be 0: that it is not makes launchers end, and wake, ranks that are still stopped.
-    """
-    from mpi4py import MPI
-
-    if not LOST:
-        finish()
-        raise SystemExit(status)
-    _flush()
-    if not fault_tolerant():  # the other ranks are waiting for it: see `Host._rest`
-        MPI.COMM_WORLD.Abort(status)
-    _exit(status)
 
 
 def _class(error: BaseException) -> int:
@@ -375,7 +367,8 @@ class MpiLink(Link):
 
     Ranks that are killed or fall silent are given up: nothing that they still say is heard. As `faults` has it, their
     clients are adopted by the other ranks, which are sent the tasks that are outstanding once more under the same
-    numbers (a client's answer depends on its shard and the task alone), or left out, or the run is stopped.
+    numbers (a client's answer depends on its shard and the task alone), or left out (adopted all the same where the
+    run `needs_everyone`), or the run is stopped.
     """
 
     name = "mpi"
@@ -468,8 +461,8 @@ class MpiLink(Link):
                 )
             self._buffers[rank] = empty_buffer(self._size)  # the old one belongs to the update now
             self._requests[rank] = self._receive(rank)
-        for rank in fallen:
-            self._lose(rank, "rank lost", "MPI reports it dead")
+        if fallen:
+            self._lose("rank lost", dict.fromkeys(fallen, "MPI reports it dead"))
         if 0 in done:
             self._look_around(heard)
         return updates
@@ -524,34 +517,41 @@ class MpiLink(Link):
         if pause > silence / 2:
             self._heard = [now] * self._ranks
             return
-        for rank in sorted(self._serving):
-            quiet = now - self._heard[rank]
-            if quiet > silence:
-                self._lose(rank, "rank silent", f"no sign of life for {quiet:.1f} s")
+        quiet = {rank: now - self._heard[rank] for rank in sorted(self._serving)}
+        silent = {rank: f"no sign of life for {time:.1f} s" for rank, time in quiet.items() if time > silence}
+        if silent:
+            self._lose("rank silent", silent)
 
-    def _lose(self, rank: int, what: str, why: str) -> None:
-        """Give a rank up, and do about its clients what the configuration says."""
-        self._serving.discard(rank)
-        LOST.append(rank)
-        orphans = [c for c, host in enumerate(self._hosts) if host == rank and c not in self.gone]
-        text = f"{why}; it hosted {'client' + 's' * (len(orphans) > 1) if orphans else 'no client'} "
-        self.note(what, rank=rank, text=(text + ", ".join(map(str, orphans))).strip())
-        self._kept.append((self._requests[rank], self._buffers[rank]))
-        self._requests[rank] = self._nothing
-        self._tell(rank, LEAVE, 0, AT_ONCE)  # should it only have been away
-        for task in self._tasks.values():
-            if self._hosts[task.client] == rank and task.number in self._sends:
-                self._kept.append(self._sends.pop(task.number))
+    def _lose(self, what: str, ranks: dict[int, str]) -> None:
+        """Give ranks up, each for a reason, and do about their clients what the configuration says."""
+        self._serving.difference_update(ranks)  # before anyone adopts: they fell together
+        LOST.extend(ranks)
+        orphans = []
+        for rank, why in ranks.items():
+            hosted = [c for c, host in enumerate(self._hosts) if host == rank and c not in self.gone]
+            words = f"client{'s' * (len(hosted) > 1)} {', '.join(map(str, hosted))}" if hosted else "no client"
+            self.note(what, rank=rank, text=f"{why}; it hosted {words}")
+            self._let_fall(rank)
+            orphans += hosted
         if self._closing:
             return
         if self.faults.lost == "stop" or not self._serving:
-            ranks = f"rank{'s' * (len(LOST) > 1)} {', '.join(map(str, sorted(LOST)))} lost"
-            raise RanksLost(f"{ranks}, and {'faults.lost is stop' if self._serving else 'no other hosts clients'}")
+            lost = f"rank{'s' * (len(LOST) > 1)} {', '.join(map(str, sorted(LOST)))} lost"
+            raise RanksLost(f"{lost}, and {'faults.lost is stop' if self._serving else 'no other hosts clients'}")
         for client in orphans:
-            if self.faults.lost == "leave":
-                self.leave_out(client, f"its rank {rank} was lost")
+            if self.faults.lost == "leave" and not self.needs_everyone:
+                self.leave_out(client, f"its rank {self._hosts[client]} was lost")
             else:
                 self._have_adopted(client)
+
+    def _let_fall(self, rank: int) -> None:
+        """Expect nothing more from a rank; should it only have been away, it is told to leave."""
+        self._kept.append((self._requests[rank], self._buffers[rank]))
+        self._requests[rank] = self._nothing
+        self._tell(rank, LEAVE, 0, AT_ONCE)
+        for task in self._tasks.values():
+            if self._hosts[task.client] == rank and task.number in self._sends:
+                self._kept.append(self._sends.pop(task.number))
 
     def _have_adopted(self, client: int) -> None:
         """Move a client to the rank that hosts the fewest, with the tasks that it owes answers to."""
@@ -580,14 +580,36 @@ class MpiLink(Link):
         while self._serving:
             self._arrivals()
         self._pulse.end()
-        for rank in hosts:
-            self._tell(rank, LEAVE, 0, AT_ONCE if LOST else FINISH)
         if LOST:  # see `leave`
             return
+        for rank in hosts:
+            self._tell(rank, LEAVE, 0, FINISH)
         self._requests[0].Cancel()
         self._requests[0].Wait()
         for sent in (*self._kept, *self._sends.values()):
             self._complete(sent)
+
+    def leave(self, status: int, words: str) -> NoReturn:
+        """The server's end, with its last words.
+
+        After losses nobody waits for anyone, and the status must not be 0: that it is not makes launchers end, and
+        wake, ranks that are still stopped. Status and words then go past mpirun where that is possible: its own status
+        may be that of a lost rank, and once a rank has exited with another than 0, it passes on nothing that others
+        print, and ends the server with the last of the others. So these leave last.
+        """
+        from mpi4py import MPI
+
+        if not LOST:
+            finish()
+            super().leave(status, words)
+        if not _tell_whereabouts(f"{status} {words}".encode()):
+            print(words, file=sys.stderr)
+        _flush()
+        for rank in set(range(1, self._ranks)) - set(LOST):
+            self._tell(rank, LEAVE, 0, AT_ONCE)
+        if not fault_tolerant():  # the other ranks are waiting for it: see `Host._rest`
+            MPI.COMM_WORLD.Abort(status)
+        _exit(status)
 
 
 class ClientFailed(Exception):
@@ -686,10 +708,11 @@ class Host:
         dead, revoked = _deadly()
         if error.Get_error_class() not in (dead, revoked):
             raise error
-        if error.Get_error_class() == dead and self._comm.rank == min(self._survivors()):
-            print("fbompi: the server, rank 0, is dead; what it has recorded stands", file=sys.stderr)
+        killed = error.Get_error_class() == dead
+        if killed and WHEREABOUTS not in os.environ and self._comm.rank == min(self._survivors()):
+            print(SERVER_KILLED, file=sys.stderr)  # else who started mpirun says it
         _flush()
-        _exit(1 if error.Get_error_class() == dead else 0)
+        _exit(1 if killed else 0)
 
     def _survivors(self) -> set[int]:
         """The other ranks that are not known to be dead, and our own."""
