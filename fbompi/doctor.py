@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from typing import Any
 
 from fbompi import __version__, kernels
@@ -19,13 +20,18 @@ import json
 from fbompi.links import mpi
 mpi.start()
 print(json.dumps({"library": mpi.library(), "threads": mpi.thread_level(), "ulfm": mpi.has_fault_tolerance(),
-                  "cuda_aware": mpi.cuda_aware()}))
+                  "cuda_aware": mpi.cuda_aware(), "heartbeat": mpi.can_beat()}))
 """
 _COUNT_RANKS = """
 from fbompi.links import mpi
 comm = mpi.start()
 print(f"rank {comm.rank} of {comm.size}")
 """
+_LOSE_A_RANK = """
+from fbompi.links import mpi
+mpi.lose_a_rank(mpi.start())
+"""
+TRIAL_SECONDS = 40.0  # for a job in which a rank is killed, starting it included
 
 
 def examine() -> dict[str, Any]:
@@ -44,10 +50,13 @@ def examine() -> dict[str, Any]:
         "mpi": library,
         "launcher": vars(launcher) if launcher else None,
         "two_ranks": _two_ranks(launcher) if launcher and "library" in library else None,
+        "lost_rank": None,
         "kernels": _kernels(),
         "gpu": _gpu(),
         "slurm": shutil.which("sbatch") is not None,
     }
+    if launcher and findings["two_ranks"] == "ok":
+        findings["lost_rank"] = _lost_rank(launcher)
     findings["advice"] = _advice(findings, launcher)
     findings["usable"] = bool(findings["packages"]["numpy"] and findings["hdf5"])
     return findings
@@ -94,6 +103,19 @@ def _two_ranks(launcher: Launcher) -> str:
     return "ok" if said == ["rank 0 of 2", "rank 1 of 2"] else error or ", ".join(said) or "no answer"
 
 
+def _lost_rank(launcher: Launcher) -> dict[str, Any]:
+    """What becomes of a small job one of whose ranks is killed: after how long the others noticed, or how it ended."""
+    words = [launcher.path, *flags(launcher, 3), "-n", "3", sys.executable, "-c", _LOSE_A_RANK]
+    environment = {**os.environ, "FBOMPI_START_SECONDS": str(TRIAL_SECONDS)}
+    begin = time.monotonic()
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=TRIAL_SECONDS, env=environment)
+    except (OSError, subprocess.TimeoutExpired):
+        return {"noticed": None, "ends": None}
+    noticed = re.search(r"noticed after (\S+) s", done.stdout)
+    return {"noticed": float(noticed[1]) if noticed else None, "ends": round(time.monotonic() - begin, 1)}
+
+
 def _kernels() -> dict[str, Any]:
     """For which CPU kernels are compiled, and where they are kept."""
     from fbompi.kernels.cpu import compiling, tiles
@@ -128,6 +150,8 @@ def _advice(f: dict[str, Any], launcher: Launcher | None) -> list[str]:
         advice.append(f"two ranks do not start or do not meet: {f['two_ranks']}")
     if launcher and ("of 1" in (f["two_ranks"] or "") or "alone in MPI" in (f["two_ranks"] or "")):
         advice.append(f"{launcher.path} belongs to another MPI than the one mpi4py loads: put the right one first")
+    if f["lost_rank"] and f["lost_rank"]["ends"] is None:
+        advice.append("a job hangs when a rank is killed: do without fault tolerance with FBOMPI_FAULT_TOLERANCE=0")
     if f["threads"] not in ("", "1"):
         advice.append(f"OMP_NUM_THREADS is {f['threads']}: with several ranks on a node, 1 is usually faster")
     if f["kernels"]["cache"] is None:
@@ -135,6 +159,24 @@ def _advice(f: dict[str, Any], launcher: Launcher | None) -> list[str]:
     if f["mpi"].get("library", "").startswith("MPICH") and f["cores"] < 8:
         advice.append("MPICH's waiting ranks keep their cores busy: do not start more ranks than cores with it")
     return advice
+
+
+def _lost_rank_words(trial: dict[str, Any] | None) -> str:
+    if trial is None:
+        return "not tried"
+    if trial["noticed"] is not None:
+        return f"noticed after {1000 * trial['noticed']:.0f} ms, the job goes on: its clients are adopted (faults.lost)"
+    if trial["ends"] is not None:
+        return "ends the job: fbompi resume goes on from the last checkpoint"
+    return f"the job hung for {TRIAL_SECONDS:.0f} s"
+
+
+def _heartbeat_words(mpi: dict[str, Any]) -> str:
+    if "library" not in mpi:
+        return "none"
+    if mpi["heartbeat"]:
+        return "a rank that stands still is given up (faults.silence)"
+    return f"none: thread level {mpi['threads']}, and it takes multiple; a rank that stands still holds up the run"
 
 
 def page(f: dict[str, Any]) -> str:
@@ -152,6 +194,8 @@ def page(f: dict[str, Any]) -> str:
         else "MPI        does not load",
         f"launcher   {launcher['path']} ({launcher['version']})" if launcher else "launcher   none",
         f"two ranks  {f['two_ranks'] or 'not tried'}",
+        f"lost rank  {_lost_rank_words(f['lost_rank'])}",
+        f"heartbeat  {_heartbeat_words(mpi)}",
         f"kernels    for {compiled['cpu']}, {compiled['vector_bits']}-bit vectors, {compiled['threads']} thread"
         f"{'s' * (compiled['threads'] > 1)}; {compiled['kept']} kept in {compiled['cache'] or 'no directory'}",
         f"GPU        {f['gpu']}",

@@ -39,8 +39,8 @@ class Acting(Quadratic):
     "On some ranks the n-th call of an oracle does something that it should not."
 
     def __init__(self, ranks: list[int] = [], oracle: str = "lower_grad", call: int = 40, act: str = "",
-                 pause: float = 0.0, dim_y: int = 20):
-        super().__init__(dim_y=dim_y)
+                 pause: float = 0.0, dim_x: int = 10, dim_y: int = 20):
+        super().__init__(dim_x, dim_y)
         self.acting = launched_rank() in ranks
         self.oracle, self.call, self.act, self.pause, self.calls = oracle, call, act, pause, 0
 
@@ -69,6 +69,11 @@ class Acting(Quadratic):
     def do_exit_in_c(self): ctypes.CDLL(None).exit(3)
     def do_exit_in_c_at_once(self): ctypes.CDLL(None)._exit(0)
     def do_crash(self): ctypes.string_at(0)
+
+class Wide(Acting):
+    "Without the closed form, which takes a matrix of all coordinates of x."
+
+    def exact(self, x, y, clients): return {}
 """
 
 RANKS = 4
@@ -233,16 +238,15 @@ def test_a_rank_that_dies_before_the_first_round_is_replaced(job, fbompi, tmp_pa
 
 @needs_fault_tolerance
 @pytest.mark.slow
-@pytest.mark.parametrize("dim", [20, 200_000])
-def test_ranks_may_die_with_long_messages_under_way(job, tmp_path, dim: int) -> None:
+def test_ranks_may_die_with_long_messages_under_way(job, fbompi, tmp_path) -> None:
     """Short messages are sent whether the receiver is there or not; long ones wait for it."""
-    keys = options(run_algorithm="afl", run_rounds=400, clients_count=9, problem_dim_y=dim, record_iterates=False)
-    if dim == 200_000:
-        pytest.skip("a Hessian of that size does not fit")
-    under_way = job(*keys)
-    under_way.running(RANKS, tmp_path / "run.h5")
+    wide = options(run_problem="acting.py:Wide", problem_dim_x=100_000, problem_dim_y=2, algorithm_quorum=6)
+    under_way = job(*wide, *options(run_rounds=8, clients_count=9, record_every=4)).running(RANKS, tmp_path / "run.h5")
+    time.sleep(0.3)
     under_way.kill(1, 3)
-    assert under_way.result().status == 4
+    result = under_way.result(90)
+    assert result.status == 4 and "6 clients were adopted" in result.err, result
+    verified(tmp_path / "run.h5", fbompi)
 
 
 # Ranks that fail in other ways
@@ -298,12 +302,11 @@ def test_one_rank_that_dies_before_all_have_met_is_not_waited_for(job) -> None:
 # Ranks that stand still
 
 
-STOPPED = [*LONG, *options(faults_silence=1.5, run_rounds=80)]
+STOPPED = [*LONG, *options(faults_silence=1.5, run_rounds=50)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tolerance", ["1", "0"], ids=["tolerant", "not tolerant"])
-@pytest.mark.parametrize("wakes", [True, False], ids=["wakes", "never wakes"])
+@pytest.mark.parametrize(("wakes", "tolerance"), [(True, "1"), (False, "1"), (True, "0")])
 def test_a_rank_that_stands_still_is_given_up_and_does_no_harm_when_it_wakes(
     job, fbompi, tmp_path, wakes: bool, tolerance: str
 ) -> None:
@@ -316,7 +319,7 @@ def test_a_rank_that_stands_still_is_given_up_and_does_no_harm_when_it_wakes(
     result = under_way.result(60)
     assert result.status == 4 and "rank 2 was lost, 3 clients were adopted" in result.err, result
     (silent,) = incidents(path, "rank silent")
-    assert silent["rank"] == 2 and 1.5 < float(re.search(rb"for (.*) s;", silent["text"])[1]) < 3
+    assert silent["rank"] == 2 and 1.5 <= float(re.search(rb"for (.*) s;", silent["text"])[1]) < 3
     assert status(path) == "complete"
     verified(path, fbompi)
     assert not under_way.alive()
@@ -452,7 +455,7 @@ def test_any_ranks_may_be_killed_at_any_moment(undisturbed, fbompi, tmp_path, nu
     said = in_words(path, fbompi)
     assert all(f"rank {rank} lost" in said for rank in ranks), said
     rounds, before = rounds_to(path, REACHED[method]), rounds_to(reference, REACHED[method])
-    print(f"{method}: killed {ranks} at {', '.join(f'{m:.2f}' for m in moments)} s; {took:.1f} s in all; {rounds} rounds "
+    print(f"{method}: killed {ranks} at {[round(m, 2) for m in moments]} s; {took:.1f} s in all; {rounds} rounds "
           f"to {REACHED[method]:g}, {before} without: {rounds / before:.3f}")  # fmt: skip
     assert rounds <= 1.1 * before
     if method == "fedmbo":

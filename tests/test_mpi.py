@@ -105,6 +105,22 @@ def test_doctor_finds_that_ranks_meet(fbompi) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", PYTHONS)
+@pytest.mark.parametrize("tolerance", ["1", "0"])
+def test_doctor_tries_what_becomes_of_a_job_that_loses_a_rank(fbompi, name: str, tolerance: str) -> None:
+    found = fbompi("doctor", "--json", python=PYTHONS[name], FBOMPI_FAULT_TOLERANCE=tolerance)
+    findings = json.loads(found.out)
+    trial = findings["lost_rank"]
+    outlives = findings["mpi"]["ulfm"] and tolerance == "1"
+    assert (trial["noticed"] is not None) == outlives and trial["ends"] < 30, findings
+    assert not outlives or trial["noticed"] < 5
+    assert findings["mpi"]["heartbeat"] == (findings["mpi"]["threads"] == "multiple")
+    said = fbompi("doctor", python=PYTHONS[name], FBOMPI_FAULT_TOLERANCE=tolerance).out
+    assert ("the job goes on" if outlives else "ends the job: fbompi resume goes on") in said
+    assert "a rank that stands still is given up" in said
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in PYTHONS if n != "default"] or [pytest.param("", marks=pytest.mark.skip(
     reason="no environment with another MPI in FBOMPI_TEST_PYTHONS"))])  # fmt: skip
 def test_another_mpi_library_gives_the_same_bits_and_reaches_x_star(run_file, name: str) -> None:

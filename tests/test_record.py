@@ -247,11 +247,76 @@ def test_a_run_can_be_looked_at_while_it_runs(fbompi, tmp_path):
     run = start(tmp_path, *ENDLESS)
     try:
         wait_for_rows(run, tmp_path / "run.h5", 0.3)
-        result = fbompi("inspect", "run.h5")
+        result, to_machines = fbompi("inspect", "run.h5"), fbompi("inspect", "run.h5", "--json")
     finally:
         run.kill()
         run.communicate()
-    assert result.status == 0 and "running" in result.out, result
+    assert result.status == 0 and ": running, " in result.out, result
+    assert json.loads(to_machines.out)["being_written"]
+    afterwards = fbompi("inspect", "run.h5").out
+    assert "killed while it ran; fbompi resume goes on. " in afterwards and "running" not in afterwards
+
+
+def note(path: Path, *incidents: tuple) -> Path:
+    """Add incidents to a run file: what, client, rank, text."""
+    with h5py.File(path, "r+") as file:
+        table = file["incidents"]
+        rows = [(0.5 * k, k, 2 * k, what, *rest) for k, (what, *rest) in enumerate(incidents)]
+        table.resize(len(table) + len(rows), axis=0)
+        table[len(table) - len(rows) :] = np.array(rows, table.dtype)
+    return path
+
+
+def test_inspect_tells_of_incidents_in_a_few_lines(complete, fbompi, tmp_path):
+    path = note(
+        Path(shutil.copy(complete, tmp_path / "run.h5")), ("rank lost", -1, 2, "MPI reports it dead"),
+        ("client adopted", 1, 3, ""), *[("answer rejected", c, -1, "lower: not finite") for c in (4, 3, 4)],
+        *[("rank silent", -1, rank, "no sign of life") for rank in range(4, 20)],
+    )  # fmt: skip
+    lines = fbompi("inspect", path).out.splitlines()
+    assert lines[-7:] == [
+        "  0 virtual s: rank 2 lost: MPI reports it dead",
+        "  0.5 virtual s: client 1 adopted by rank 3",
+        "  3 answers of clients 3, 4 rejected, the first at 1 virtual s: lower: not finite",
+        *[f"  {2.5 + 0.5 * k:.4g} virtual s: rank {4 + k} silent: no sign of life" for k in range(3)],
+        "  … and 13 more",
+    ]
+    figures = json.loads(fbompi("inspect", path, "--json").out)
+    assert len(figures["incidents"]) == 21
+    assert figures["incidents"][1] == {
+        "time": 0.5, "round": 1, "take": 2, "what": "client adopted", "client": 1, "rank": 3, "text": "",
+    }  # fmt: skip
+
+
+def test_inspect_tells_when_a_run_was_resumed(fbompi, run_file):
+    path = run_file(*SMALL)
+    assert "resumed" not in fbompi("inspect", path).out
+    for rounds in (6, 9):
+        assert fbompi("resume", path, "--quiet", "-o", f"run.rounds={rounds}").status == 0
+    said = fbompi("inspect", path).out
+    assert "resumed in round 4 on 1 rank, 2" in said and "resumed in round 6 on 1 rank, 2" in said
+    starts = json.loads(fbompi("inspect", path, "--json").out)["starts"]
+    assert [start["round"] for start in starts] == [0, 4, 6]
+
+
+def test_inspect_reads_the_first_format(complete, fbompi, tmp_path):
+    """Which had no incidents and no starts, and less in its other tables."""
+    path = Path(shutil.copy(complete, tmp_path / "run.h5"))
+    with h5py.File(path, "r+") as file:
+        for name, lacking in (("events", ("take", "rejected")), ("clients", ("rejected",))):
+            rows, attributes = file[name][:], dict(file[name].attrs)
+            kept = repack_fields(rows[[k for k in rows.dtype.names if k not in lacking]])
+            del file[name]
+            file[name] = kept
+            file[name].attrs.update(attributes)
+        for name in ("incidents", "starts", "checkpoint"):
+            del file[name]
+        del file.attrs["run"]
+        file.attrs.update(format_version=1, status="running")
+    result = fbompi("inspect", path)
+    assert result.status == 0 and ": killed while it ran, 4 of 4 rounds" in result.out, result
+    figures = json.loads(fbompi("inspect", path, "--json").out)
+    assert figures["incidents"] == figures["starts"] == [] and figures["clients"]["states"]["alive"] == 5
 
 
 def truncated(complete: Path, path: Path) -> None:

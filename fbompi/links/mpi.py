@@ -68,6 +68,7 @@ NO_TIMES = (0.0, 0.0)
 PATIENCE = 10.0  # seconds that a failing host leaves the server to close the run file
 START_SECONDS = float(os.environ.get("FBOMPI_START_SECONDS", "180"))  # to meet: some MPIs wait for the dead for ever
 FINISH_SECONDS = 60.0  # to leave MPI in order
+TRIAL_SECONDS = 15.0  # to notice that a rank was killed, where that is tried
 BEAT_SECONDS = 2.0  # between two beats of a pulse, at most
 BEATS = 5  # in the time of silence after which a rank is given up, at least
 ADOPTED = 2  # the state of a client, as run files have it
@@ -854,3 +855,29 @@ def bare_echo(comm: Any, size: int, messages: int) -> float:
     for i in peers:
         comm.Send(outgoing[i][:1], i + 1, TAG + 1)
     return rate
+
+
+def lose_a_rank(comm: Any) -> NoReturn:
+    """Kill the last of three ranks or more; rank 0 prints after how many seconds it knew, if rank 1 still answers."""
+    from mpi4py import MPI
+
+    word, last = np.zeros(1), comm.size - 1
+    comm.Barrier()
+    with _at_most(TRIAL_SECONDS):
+        if comm.rank == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if comm.rank == 0:
+            begin = time.perf_counter()
+            try:
+                comm.Recv(word, last, TAG)
+            except MPI.Exception as e:
+                if _class(e) == MPI.ERR_PROC_FAILED:
+                    seconds = time.perf_counter() - begin
+                    comm.Send(word, 1, TAG)
+                    comm.Recv(word, 1, TAG)
+                    print(f"noticed after {seconds:.4f} s")
+        if comm.rank == 1:
+            comm.Recv(word, 0, TAG)
+            comm.Send(word, 0, TAG)
+    _flush()
+    _exit(0)
