@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -17,7 +18,9 @@ import pytest
 from conftest import PYTHONS, needs_mpi, options, trajectory
 from ranks import Job
 
+from fbompi.errors import UserError
 from fbompi.launch import find_launcher, flags
+from fbompi.record import reading
 
 KILLS = int(os.environ.get("FBOMPI_TEST_LOSSES", "6"))  # random kills; 30 for a campaign
 
@@ -306,12 +309,15 @@ STOPPED = [*LONG, *options(faults_silence=1.5, run_rounds=50)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("wakes", "tolerance"), [(True, "1"), (False, "1"), (True, "0")])
+@pytest.mark.parametrize(
+    ("wakes", "tolerance", "python"),
+    [(True, "1", "default"), (False, "1", "default"), *((True, "0", python) for python in PYTHONS)],
+)
 def test_a_rank_that_stands_still_is_given_up_and_does_no_harm_when_it_wakes(
-    job, fbompi, tmp_path, wakes: bool, tolerance: str
+    job, fbompi, tmp_path, wakes: bool, tolerance: str, python: str
 ) -> None:
     path = tmp_path / "run.h5"
-    under_way = job(*STOPPED, FBOMPI_FAULT_TOLERANCE=tolerance).running(RANKS, path)
+    under_way = job(*STOPPED, python=PYTHONS[python], FBOMPI_FAULT_TOLERANCE=tolerance).running(RANKS, path)
     under_way.kill(2, by=signal.SIGSTOP)
     if wakes:
         time.sleep(2.5)
@@ -393,8 +399,9 @@ def test_where_jobs_do_not_outlive_a_rank_they_end_and_can_be_resumed(job, fbomp
 # Any ranks, at any moment
 
 
+# With a quorum that hardly lets anyone be late: on few cores the number of ranks alone changes ages, and so the rounds.
 CAMPAIGN = {
-    "afbo": options(run_algorithm="afbo", algorithm_quorum=14, run_rounds=100),
+    "afbo": options(run_algorithm="afbo", algorithm_quorum=16, run_rounds=100),
     "fedmbo": options(run_algorithm="fedmbo", run_rounds=100),
 }
 QUADRATIC = options(run_problem="quadratic", clients_count=18, algorithm_step_x=0.014, record_every=1)
@@ -409,36 +416,48 @@ def rounds_to(path: Path, error: float) -> int:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A run file without losses, by method, and how long the run took."""
-    runs: dict[str, tuple[Path, float]] = {}
+    """The run file of a method without losses; of an asynchronous one, that of three which took the median of rounds."""
+    runs: dict[str, Path] = {}
 
-    def run(method: str) -> tuple[Path, float]:
+    def run(method: str) -> Path:
         if method not in runs:
-            path = tmp_path_factory.mktemp("undisturbed") / "run.h5"
-            with Job("run", "-n", 8, "--quiet", *QUADRATIC, *CAMPAIGN[method], "--out", path, cwd=path.parent) as job:
-                assert job.result(120).status == 0
-            runs[method] = path, float(trajectory(path, "time")[-1])
+            paths = [tmp_path_factory.mktemp("undisturbed") / "run.h5" for _ in range(3 if method == "afbo" else 1)]
+            for path in paths:
+                with Job("run", "-n", 8, "--quiet", *QUADRATIC, *CAMPAIGN[method], "--out", path, cwd=path.parent) as j:
+                    assert j.result(120).status == 0
+            runs[method] = sorted(paths, key=lambda path: rounds_to(path, REACHED[method]))[len(paths) // 2]
         return runs[method]
 
     return run
+
+
+def wait_for_round(path: Path, number: int) -> None:
+    """Until a run that goes on has recorded this round."""
+    end, done = time.monotonic() + 60, -1
+    while done < number:
+        assert time.monotonic() < end, f"round {number} is not over"
+        time.sleep(0.03)
+        with contextlib.suppress(UserError), reading(path) as file:  # it may just be being written
+            done = int(file["trajectory/round"][-1])
 
 
 @needs_fault_tolerance
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(KILLS))
 def test_any_ranks_may_be_killed_at_any_moment(undisturbed, fbompi, tmp_path, number: int) -> None:
-    """One, two or three of seven, before the run is over: it completes, in about as many rounds."""
+    """One, two or three of seven: the run completes, in about as many rounds."""
     rng = random.Random(number)
     method, count = ("afbo", "fedmbo")[number % 2], 1 + number % 3
-    reference, seconds = undisturbed(method)
+    reference = undisturbed(method)
     path = tmp_path / "run.h5"
     begin = time.monotonic()
     with Job("run", "-n", 8, "--quiet", *QUADRATIC, *CAMPAIGN[method], "--out", path, cwd=tmp_path) as job:
         job.running(8, path)
-        moments = sorted(rng.uniform(0, 0.8 * seconds) for _ in range(count))
-        ranks, start = rng.sample(range(1, 8), count), time.monotonic()
+        moments = sorted(rng.randrange(85) for _ in range(count))  # rounds, of 100
+        ranks = rng.sample(range(1, 8), count)
         for moment, rank in zip(moments, ranks):
-            time.sleep(max(0.0, start + moment - time.monotonic()))
+            wait_for_round(path, moment)
+            time.sleep(rng.uniform(0, 0.03))
             job.kill(rank)
         result = job.result(120)
         assert not job.alive()
@@ -455,7 +474,7 @@ def test_any_ranks_may_be_killed_at_any_moment(undisturbed, fbompi, tmp_path, nu
     said = in_words(path, fbompi)
     assert all(f"rank {rank} lost" in said for rank in ranks), said
     rounds, before = rounds_to(path, REACHED[method]), rounds_to(reference, REACHED[method])
-    print(f"{method}: killed {ranks} at {[round(m, 2) for m in moments]} s; {took:.1f} s in all; {rounds} rounds "
+    print(f"{method}: killed {ranks} in rounds {moments}; {took:.1f} s in all; {rounds} rounds "
           f"to {REACHED[method]:g}, {before} without: {rounds / before:.3f}")  # fmt: skip
     assert rounds <= 1.1 * before
     if method == "fedmbo":

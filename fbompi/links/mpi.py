@@ -239,11 +239,10 @@ def finish() -> None:
     if LOST:  # should an error keep us from that, Python calls Finalize
         faulthandler.dump_traceback_later(FINISH_SECONDS, exit=True, file=2)
     if MPI.Is_initialized() and not MPI.Is_finalized() and not LOST:
-        server = MPI.COMM_WORLD.rank == 0
+        if MPI.COMM_WORLD.rank == 0:  # all is done: who dies now does no harm
+            _tell_whereabouts(IN_ORDER)
         with _at_most(FINISH_SECONDS):
             MPI.Finalize()
-        if server:
-            _tell_whereabouts(IN_ORDER)
 
 
 def finished() -> bool:
