@@ -49,4 +49,5 @@ class Archive:
             shape, _, dtype = _HEADERS[version](file)
         if math.prod(shape) * dtype.itemsize > member.file_size:
             raise ValueError(f"{name} tells of {shape} numbers of {dtype}, more than the archive holds")
-        return self._arrays[name]
+        array = self._arrays[name]
+        return array.view(np.uint8) != 0 if dtype == np.bool_ else array  # bytes that are neither 0 nor 1 are true

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import math
 import os
 import zlib
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ import h5py
 import numpy as np
 
 from fbompi.errors import UserError
+from fbompi.hdf5 import contained, created, measured
 from fbompi.links.link import LinkState
 
 FORMAT, FORMAT_VERSION = "fbompi-checkpoint", 1
@@ -120,6 +120,8 @@ def unpack(group: h5py.Group, name: str, like: Any) -> Any:
             return set(array.astype(np.int64).tolist())
         if like is not None and (not isinstance(like, np.ndarray) or like.dtype.kind != array.dtype.kind):
             raise ValueError(f"{name} is an array of {array.dtype}, expected {_kind(like)}")
+        if like is not None and not _same_shape(array.shape, like.shape):
+            raise ValueError(f"{name} has shape {array.shape}, expected {like.shape}")
         return array
     if isinstance(like, dict):
         return {key: unpack(part, key, like.get(key, next(iter(like.values()), None))) for key in _names(part)}
@@ -134,13 +136,16 @@ def unpack(group: h5py.Group, name: str, like: Any) -> Any:
         before = getattr(like, key)
         member = unpack(part, key, before)
         if hasattr(type(like), "kept"):
-            _same_shapes(member, before, key)
+            _complete(member, before, key)
         setattr(found, key, member)
     return found
 
 
 def _plain(stored: Any, name: str, like: Any) -> Any:
-    if isinstance(stored, h5py.Empty):
+    like = like.item() if isinstance(like, np.generic) else like
+    if like is not None and not isinstance(like, PLAIN):
+        raise ValueError(f"{name} has no parts, expected {_kind(like)}")
+    if isinstance(stored, h5py.Empty) and like is None:
         return None
     value = stored.item() if isinstance(stored, np.generic) else stored
     if isinstance(like, float) and isinstance(value, int) and not isinstance(value, bool):
@@ -152,21 +157,23 @@ def _plain(stored: Any, name: str, like: Any) -> Any:
 
 
 def _array(part: h5py.Dataset, name: str) -> np.ndarray:
-    """A dataset; one that claims to be larger than what is stored is refused before memory is taken."""
-    if part.dtype.kind not in "biuf" or part.shape is None or part.id.get_storage_size() < math.prod(part.shape):
-        raise ValueError(f"{name} is not an array of numbers that are all there")
-    return part[()]
+    """A dataset of numbers."""
+    if part.dtype.kind not in "biuf" or part.shape is None:
+        raise ValueError(f"{name} is not an array of numbers")
+    return measured(part)[()]
 
 
-def _same_shapes(found: Any, before: Any, name: str) -> None:
-    pairs = zip(found, before) if isinstance(before, list) else [(found, before)]
-    if isinstance(before, dict):
-        pairs = [(found.get(key), array) for key, array in before.items()]
-    if isinstance(before, list) and len(found) != len(before):
+def _same_shape(found: tuple[int, ...], begun: tuple[int, ...]) -> bool:
+    """Whether an array can be what another has become: axes that begin with nothing may grow, others stay."""
+    return len(found) == len(begun) and all(n == m or not m for n, m in zip(found, begun))
+
+
+def _complete(found: Any, before: Any, name: str) -> None:
+    """Lists and dictionaries of objects that name their parts as `kept` neither grow nor shrink."""
+    if isinstance(before, list | dict) and len(found) != len(before):
         raise ValueError(f"{name} has {len(found)} parts, expected {len(before)}")
-    for one, other in pairs:
-        if isinstance(other, np.ndarray) and getattr(one, "shape", None) != other.shape:
-            raise ValueError(f"{name} has shape {getattr(one, 'shape', None)}, expected {other.shape}")
+    if isinstance(before, dict) and found.keys() != before.keys():
+        raise ValueError(f"{name} has parts {', '.join(found)}, expected {', '.join(before)}")
 
 
 def _names(part: h5py.Group) -> list[str]:
@@ -195,7 +202,7 @@ def write(run_file: Path, checkpoint: Checkpoint) -> None:
     last, before = beside(run_file)
     temporary = _begun(run_file)
     try:
-        with h5py.File(temporary, "w") as file:
+        with created(temporary) as file:
             file.attrs.update(format=FORMAT, format_version=FORMAT_VERSION)
             pack(file, "checkpoint", checkpoint)
         with open(temporary, "r+b") as written:
@@ -237,21 +244,23 @@ def read(name: str, path: Path, run_file: h5py.File, like: Checkpoint) -> Checkp
         if str(path) == name:
             verify(path)
             with h5py.File(path, "r", locking=False) as file:
-                if file.attrs.get("format") == FORMAT and int(file.attrs["format_version"]) > FORMAT_VERSION:
+                if file.attrs["format"] != FORMAT:
+                    raise ValueError("it is another HDF5 file")
+                if int(file.attrs["format_version"]) > FORMAT_VERSION:
                     raise Newer(f"{name}: is a checkpoint of a newer fbompi; install that one")
-                found = unpack(file, "checkpoint", like)
-        else:
-            found = unpack(run_file, "checkpoint", like)
-        if found.run != run_file.attrs["run"]:
-            raise ValueError("it belongs to another run")
-        if found.rows > len(run_file["trajectory/round"]) or found.events > len(run_file["events"]):
-            raise ValueError("it is newer than the run file")
-        return found
+                contained(file)
+                return unpack(file, "checkpoint", like)
+        return unpack(run_file, "checkpoint", like)
     except UserError:
         raise
     except Exception as e:  # HDF5 and h5py raise almost anything on damaged bytes
-        why = str(e).splitlines()[0] if str(e) else repr(e)
-        raise UserError(f"{name}: is no checkpoint that can be used: {why}") from None
+        raise unusable(name, e) from None
+
+
+def unusable(name: str, error: Exception) -> UserError:
+    """One line for a checkpoint that is left aside."""
+    why = (str(error).splitlines() or [repr(error)])[0]
+    return UserError(f"{name}: is no checkpoint that can be used: {why[:200]}")
 
 
 def verify(path: Path) -> None:

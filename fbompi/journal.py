@@ -26,13 +26,14 @@ from typing import Any
 from fbompi.errors import UserError
 
 PAGE = 4096
-_MAGIC = b"fbompi j"
-_HEADER = struct.Struct("<8sQII")  # magic, bytes that follow, their checksum, number of runs
+_MAGIC = b"fbompi J"
+_HEADER = struct.Struct("<8sQQII")  # magic, size of the file before, bytes that follow, their checksum, how many runs
 _RUN = struct.Struct("<QQ")  # place in the file, bytes
 MOMENT = 0.5  # seconds for which a reader may hold a lock, while it looks whether there is a writer or mends the file
 COMMIT_BYTE = 1 << 40  # of the journal, far behind its end
 LARGEST_COPY = 1 << 30  # bytes of a file that a reader copies
 UNLOCKABLE = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # file systems without locks
+UNRESERVABLE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # that give no room beforehand
 
 
 def journal_of(path: Path) -> Path:
@@ -46,7 +47,10 @@ class Lock:
     def __init__(self, path: Path) -> None:
         self.journal, deadline = journal_of(path), time.monotonic() + MOMENT
         while True:
-            self.fd = os.open(self.journal, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                self.fd = os.open(self.journal, os.O_RDWR | os.O_CREAT, 0o666)
+            except OSError as e:
+                raise UserError(f"{path}: cannot be written: {self.journal.name}: {e.strerror or e}") from None
             try:
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as e:
@@ -107,27 +111,45 @@ def is_being_written(path: Path) -> bool:
 
 
 def pending(path: Path) -> dict[int, bytes]:
-    """The changes that a complete journal holds, by their place in the file; none, if it is not complete."""
+    """The changes that a complete journal holds, by their place in the file; none, if it is not complete.
+
+    All of them lie in what the file had before. One that is smaller by now has had them: it was cut off last.
+    """
     try:
-        return _changes(journal_of(path).read_bytes())
+        journal = os.open(journal_of(path), os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return {}
-
-
-def _changes(content: bytes) -> dict[int, bytes]:
-    if len(content) < _HEADER.size:
+    try:
+        return _changes(journal, path.stat().st_size)
+    except OSError:
         return {}
-    magic, length, checksum, count = _HEADER.unpack_from(content)
-    body = memoryview(content)[_HEADER.size :]
-    if magic != _MAGIC or length != len(body) or zlib.crc32(body) != checksum:
+    finally:
+        os.close(journal)
+
+
+def _changes(journal: int, size: int) -> dict[int, bytes]:
+    """The same of an open journal, to a file of this size."""
+    header = os.pread(journal, _HEADER.size, 0)
+    if len(header) < _HEADER.size:
+        return {}
+    magic, before, length, checksum, count = _HEADER.unpack(header)
+    most = before + (before // PAGE + 1) * _RUN.size
+    if magic != _MAGIC or before > size or length > most:
+        return {}
+    body = memoryview(os.pread(journal, length + 1, _HEADER.size))
+    if length != len(body) or zlib.crc32(body) != checksum:
         return {}
     runs, place = {}, 0
     for _ in range(count):
+        if place + _RUN.size > length:
+            return {}
         begin, size = _RUN.unpack_from(body, place)
         place += _RUN.size
+        if begin + size > before:
+            return {}
         runs[begin] = bytes(body[place : place + size])
         place += size
-    return runs
+    return runs if place == length else {}
 
 
 def recover(path: Path) -> None:
@@ -148,12 +170,12 @@ def image(path: Path) -> io.BytesIO | Path:
     writer was killed in one."""
     live = is_being_written(path) and path.stat().st_size <= LARGEST_COPY
     try:
-        journal = os.open(journal_of(path), os.O_RDONLY)
+        journal = os.open(journal_of(path), os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return path
     try:  # nothing else may open the journal meanwhile: closing it would give up the lock
         _wait_for_commit(journal)
-        runs = _changes(os.pread(journal, os.fstat(journal).st_size, 0))
+        runs = _changes(journal, path.stat().st_size)
         if not runs and not live:
             return path
         content = io.BytesIO(path.read_bytes())
@@ -197,6 +219,7 @@ class Journaled:
         self._pages: dict[int, bytearray] = {}  # changed, of what was committed
         self._place = 0
         self._error: OSError | None = None
+        self._owing = False  # whether the journal holds what could not be written into the file
 
     # What h5py asks of a file
 
@@ -252,25 +275,39 @@ class Journaled:
         A kill costs nothing from then on; with `durable` a loss of power neither.
         """
         runs = list(self._runs())
+        self._try(self._take_room)
         if runs and self._error is None:
             content = b"".join(part for begin, run in runs for part in (_RUN.pack(begin, len(run)), run))
-            header = _HEADER.pack(_MAGIC, len(content), zlib.crc32(content), len(runs))
+            header = _HEADER.pack(_MAGIC, self._committed, len(content), zlib.crc32(content), len(runs))
             self._try(_write, self._lock.fd, header + content, 0)
             if durable:
                 self._try(os.fsync, self._lock.fd)
         if self._error is not None:
             self._forget()
             raise self._error
-        with self._lock.committing():
-            for begin, run in runs:
-                _write(self._fd, run, begin)  # takes no room that was not there
-            if self._size < self._committed:
-                os.ftruncate(self._fd, self._size)
-            if durable:
-                os.fsync(self._fd)
-            os.ftruncate(self._lock.fd, 0)
+        try:
+            with self._lock.committing():
+                for begin, run in runs:
+                    _write(self._fd, run, begin)
+                if self._size < self._committed:
+                    os.ftruncate(self._fd, self._size)
+                if durable:
+                    os.fsync(self._fd)
+                os.ftruncate(self._lock.fd, 0)
+        except OSError as e:  # the room was there: the disk itself fails. Whoever opens the file next has the journal
+            self._error, self._owing = e, bool(runs)
+            raise
         self._pages.clear()
         self._committed = self._size
+
+    def _take_room(self) -> None:
+        """What is new may have holes, into which a later commit could not write when the disk is full."""
+        if self._size > self._committed:
+            try:
+                os.posix_fallocate(self._fd, self._committed, self._size - self._committed)
+            except OSError as e:
+                if e.errno not in UNRESERVABLE:
+                    raise
 
     def close(self) -> None:
         os.close(self._fd)
@@ -285,8 +322,9 @@ class Journaled:
     def _forget(self) -> None:
         """Back to the last commit, which also frees what room there was."""
         self._pages.clear()
-        os.ftruncate(self._lock.fd, 0)
-        os.ftruncate(self._fd, self._committed)
+        if not self._owing:
+            os.ftruncate(self._lock.fd, 0)
+            os.ftruncate(self._fd, self._committed)
 
     def _try(self, call: Callable[..., object], *arguments: Any) -> None:
         if self._error is None:

@@ -6,13 +6,14 @@ The file is complete under a temporary name before it gets its own, and every ro
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import sys
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,12 +26,14 @@ import fbompi
 from fbompi import checkpoint
 from fbompi.checkpoint import Checkpoint
 from fbompi.errors import UserError
+from fbompi.hdf5 import contained, created
 from fbompi.journal import Journaled, Lock, image, is_being_written, pending, recover
 from fbompi.links.link import EVENT, Script, Step
 from fbompi.messages import COSTS
 
 FORMAT, FORMAT_VERSION = "fbompi-run", 2
 ATTRIBUTES = ("status", "config", "fbompi_version", "created", "host", "mpi", "ranks", "seed", "link")
+TEXTS = ("status", "config", "fbompi_version", "created", "host", "mpi", "link")  # of these
 STATES = {"alive": 0, "lost": 1, "adopted": 2}
 
 IN_SCRIPTS = ("client left out", "answer rejected")  # incidents that happen again where rounds are gone through again
@@ -145,20 +148,33 @@ class Unwritable(UserError):
     """The disk is full, or refuses for another reason; what was committed stands."""
 
 
-def create(destination: Destination, attributes: dict[str, Any], kinds: list[str], clients: np.ndarray,
-           columns: dict[str, tuple[str, str]], dims: tuple[int, int] | None,
-           dealing: tuple[str, dict[str, np.ndarray]] | None = None) -> RunFile:  # fmt: skip
+@dataclass
+class Layout:
+    """What a run file has before its first row."""
+
+    attributes: dict[str, Any]
+    kinds: list[str]
+    clients: np.ndarray
+    columns: dict[str, tuple[str, str]]  # beside those that every run has
+    dims: tuple[int, int] | None  # of x and y, where they are kept
+    dealing: tuple[str, dict[str, np.ndarray]] | None = None
+
+    def lay_out(self, file: h5py.File) -> None:
+        """Put it into an empty file."""
+        columns = {**COLUMNS, **COUNTERS, **self.columns}
+        _lay_out(file, self.attributes, self.kinds, self.clients, columns, self.dims)
+        if self.dealing:
+            _lay_out_partition(file, *self.dealing)
+
+
+def create(destination: Destination, layout: Layout) -> RunFile:
     """A new run file, at its destination and open for writing."""
     path = destination.path
     temporary = _temporary(path)
     lock = None if destination.stem else Lock(path)
     try:
-        with h5py.File(temporary, "w") as file:
-            _lay_out(file, attributes, kinds, clients, {**COLUMNS, **COUNTERS, **columns}, dims)
-            if dealing:
-                _lay_out_partition(file, *dealing)
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
+        with created(temporary) as file:
+            layout.lay_out(file)
         if lock is not None and path.exists():
             recover(path)  # of what is about to be replaced: a kill before that leaves it whole
         path = destination.publish(temporary)
@@ -176,10 +192,18 @@ class RunFile:
 
     def __init__(self, path: Path, lock: Lock) -> None:
         self.path, self._lock = path, lock
-        self._journaled = Journaled(path, lock)
-        self.file = h5py.File(self._journaled, "r+")
-        self.id = str(self.file.attrs["run"])
-        self.columns = [name for name in self.file["trajectory"] if name not in ("x", "y")]
+        try:
+            self._journaled = Journaled(path, lock)
+        except OSError as e:
+            lock.release()
+            raise Unwritable(f"{path}: cannot be written: {e.strerror or e}") from None
+        try:
+            self.file = h5py.File(self._journaled, "r+")
+            self.id = str(self.file.attrs["run"])
+            self.columns = [name for name in self.file["trajectory"] if name not in ("x", "y")]
+        except Exception as e:  # HDF5 and h5py raise almost anything on damaged bytes
+            lock.release()
+            raise UserError(f"{path}: is damaged: {type(e).__name__}: {e}") from None
 
     def append(self, row: dict[str, float], iterates: tuple[np.ndarray, np.ndarray] | None) -> int:
         """Add a row; its index. Columns not given are NaN until `fill`."""
@@ -229,6 +253,19 @@ class RunFile:
 
     # What an earlier process has written
 
+    def check(self, like: h5py.File) -> None:
+        """Refuse to go on with a file that is not laid out as a new one of this run would be."""
+        for name, new in _datasets(like):
+            old = self.file.get(name)
+            if not isinstance(old, h5py.Dataset) or old.dtype != new.dtype or old.maxshape != new.maxshape:
+                raise UserError(f"{self.path}: cannot be gone on with: {name} is not as this fbompi writes it")
+        rounds = self.file["trajectory/round"][:]
+        columns = self.file["trajectory"].values()
+        if any(len(column) != len(rounds) for column in columns) or rounds.min(initial=0) < 0:
+            raise UserError(f"{self.path}: is damaged: columns of the trajectory differ in length")
+        if (np.diff(rounds) <= 0).any():
+            raise UserError(f"{self.path}: is damaged: rounds of the trajectory are not in order")
+
     @property
     def rows(self) -> int:
         return len(self.file["trajectory/round"])
@@ -240,6 +277,17 @@ class RunFile:
     def row(self, index: int) -> dict[str, Any]:
         """One row of the trajectory, iterates included."""
         return {name: column[index] for name, column in self.file["trajectory"].items()}
+
+    def holds(self, checkpoint: Checkpoint) -> None:
+        """Refuse a checkpoint that is not of this file, or was taken later than it ends."""
+        if checkpoint.run != self.id:
+            raise ValueError("it belongs to another run")
+        if not 0 <= checkpoint.rows <= self.rows or not 0 <= checkpoint.events <= self.events:
+            raise ValueError("it is newer than the run file")
+        if len(checkpoint.ages) != 2 or checkpoint.state.round < 0:
+            raise ValueError("its rounds or ages cannot be")
+        if not set(checkpoint.link.evaluations) <= set(self.file["trajectory/round"][:].tolist()):
+            raise ValueError("it evaluates rounds that the run file does not have")
 
     def cut(self, rows: int, events: int, takes: int) -> None:
         """Forget what comes after so many rows, events and steps."""
@@ -283,6 +331,23 @@ class RunFile:
         self.file.close()
         self._journaled.close()
         self._lock.release()
+
+
+def reopen(path: Path, lock: Lock, layout: Layout) -> RunFile:
+    """A run file to be gone on with, or one clear line."""
+    with reading(path):  # refuses what is no run file
+        pass
+    with h5py.File(io.BytesIO(), "w") as like:
+        layout.lay_out(like)
+        file = RunFile(path, lock)
+        try:
+            file.check(like)
+        except Exception as e:
+            file.close()
+            if isinstance(e, UserError):
+                raise
+            raise UserError(f"{path}: is damaged: {type(e).__name__}: {e}") from None
+    return file
 
 
 def mark(path: Path, status: str) -> None:
@@ -356,6 +421,14 @@ def _lay_out(file: h5py.File, attributes: dict, kinds: list[str], clients: np.nd
     )  # fmt: skip
 
 
+def _datasets(file: h5py.File) -> Iterator[tuple[str, h5py.Dataset]]:
+    """Those that are written row by row."""
+    for name in ("events", "clients", "starts", "incidents"):
+        yield name, file[name]
+    for name, column in file["trajectory"].items():
+        yield f"trajectory/{name}", column
+
+
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
@@ -380,15 +453,15 @@ def reading(path: str | Path) -> Iterator[h5py.File]:
     _mend(Path(path))
     try:
         file = h5py.File(image(Path(path)), "r", locking=False)
-    except (OSError, ValueError) as e:
-        raise UserError(f"{path}: cannot be opened as HDF5: {str(e).splitlines()[0]}") from None
+    except Exception as e:  # HDF5 and h5py raise almost anything on damaged bytes
+        raise UserError(f"{path}: cannot be opened as HDF5: {(str(e).splitlines() or [repr(e)])[0]}") from None
     try:
         with file:
             _check(file, path)
             yield file
     except UserError:
         raise
-    except Exception as e:  # HDF5 and h5py raise almost anything on damaged bytes
+    except Exception as e:
         raise UserError(f"{path}: is damaged: {type(e).__name__}: {e}") from None
 
 
@@ -404,6 +477,10 @@ def _check(file: h5py.File, path: str | Path) -> None:
     missing = [name for name in ATTRIBUTES if name not in file.attrs]
     if missing:
         raise UserError(f"{path}: is damaged: it lacks {', '.join(missing)}")
+    for name in TEXTS:
+        if not isinstance(file.attrs[name], str):
+            raise UserError(f"{path}: is damaged: its {name} is not a text")
+    contained(file)
 
 
 def _mend(path: Path) -> None:
@@ -413,7 +490,8 @@ def _mend(path: Path) -> None:
             lock = Lock(path)
         except (OSError, UserError):
             return  # nobody may write here, or somebody does again: reading is possible all the same
-        recover(path)
+        with suppress(OSError):  # the disk is full, or fails
+            recover(path)
         lock.release()
 
 
@@ -447,7 +525,6 @@ class Recorder:
         self._known = rounds[-1] if rounds else -1  # the last round that was recorded before
         self._repeated = file.events - (resumed.events if resumed else 0)  # events that come again
         self._ages = list(resumed.ages) if resumed else [0.0, 0.0]
-        self._under_way = set(resumed.link.evaluations) if resumed else set()  # rounds that the link evaluates already
         self._last_row = max(0, len(rounds) - 1)
         self._count()
         self._memory = file.file["clients"]["peak_memory"].astype(np.int64)
@@ -541,7 +618,7 @@ class Recorder:
         self._evaluate(state, link)
 
     def _evaluate(self, state: Any, link: Any) -> None:
-        if self.settings.metrics and state.round not in self._under_way:
+        if self.settings.metrics:
             link.evaluate(state.round, state.x, state.y)
 
     def finish(self, link: Any) -> None:

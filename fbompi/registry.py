@@ -123,13 +123,13 @@ def _from_file(key: str, name: str) -> Any:
 
 
 @contextmanager
-def told(doing: str) -> Iterator[None]:
-    """Whatever a problem's code raises in here becomes an error for the user."""
+def told(doing: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Whatever a problem's code raises in here becomes an error for the user, but for what is `passing` through."""
     try:
         yield
-    except UserError:
-        raise
     except (Exception, SystemExit) as e:
+        if isinstance(e, (UserError, *passing)):
+            raise
         raise user_failure(e, doing) from None
 
 

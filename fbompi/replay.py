@@ -11,10 +11,10 @@ import numpy as np
 
 from fbompi.config import Source, resolve
 from fbompi.errors import UserError
-from fbompi.links.link import Misfit, Script, Stalled
+from fbompi.links.link import Script, Stalled
 from fbompi.links.virtual import VirtualLink
 from fbompi.record import reading, script_of
-from fbompi.resume import tables_of
+from fbompi.resume import announce_code, tables_of
 from fbompi.run import Driver, build, link_arguments
 
 
@@ -86,7 +86,9 @@ def replay(path: str | Path, until: int | None = None, show: Any = None) -> Repl
         Called with the round and the number of rounds after each.
     """
     with reading(path) as file:
-        config = resolve(tables_of(path, dict(file.attrs)), Source(str(path)))
+        tables = tables_of(path, dict(file.attrs))
+        announce_code(path, tables)
+        config = resolve(tables, Source(str(path)))
         script = script_of(path, file, 0, 0)
         last = int(max(file["trajectory/round"][:], default=0))
     if until is not None and until > last:
@@ -107,8 +109,10 @@ def replay(path: str | Path, until: int | None = None, show: Any = None) -> Repl
                 raise UserError(f"{path}: the log of arrivals ends in round {done}, before round {round_}")
             try:
                 driver.advance()
-            except (Misfit, Stalled) as e:
+            except Stalled as e:
                 raise UserError(f"{path}: round {done + 1}: {e}") from None
+            except UserError as e:
+                raise UserError(f"{path}: round {done + 1}: {e.line}", e.frames) from None
             if show is not None:
                 show(driver.state.round, end)
 
@@ -127,7 +131,8 @@ def _recorded(path: str | Path) -> Iterator[tuple[int, list[tuple[str, Any]]]]:
     with reading(path) as file:
         trajectory, rounds = file["trajectory"], file["trajectory/round"][:].tolist()
         for row, round_ in enumerate(rounds):
-            found = [(name, trajectory[name][row]) for name in ("x", "y", "grad_norm") if name in trajectory]
+            names = [name for name in ("x", "y", "grad_norm") if name in trajectory]
+            found = [(name, np.asarray(trajectory[name][row], np.float64)) for name in names]
             if row == len(rounds) - 1 and file.attrs["status"] == "complete":
-                found += [(name, file["final"][name][:]) for name in ("x", "y")]
+                found += [(name, np.asarray(file["final"][name], np.float64)) for name in ("x", "y")]
             yield round_, found

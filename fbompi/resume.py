@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from fbompi.config import Config, Source, apply_option, resolve, tomllib
 from fbompi.errors import UserError
 from fbompi.journal import Lock
+from fbompi.links import mpi
+from fbompi.links.mpi import WHEREABOUTS
 from fbompi.record import reading
 from fbompi.server import Resumption
 
@@ -28,12 +32,29 @@ def tables_of(path: str | Path, attributes: dict) -> dict:
         raise UserError(f"{path}: is damaged: its configuration is not TOML: {e}") from None
 
 
+def announce_code(path: str | Path, tables: dict) -> None:
+    """Say which files of Python a run file names before they are loaded: whoever made it chose them.
+
+    Nothing else in a run file can have code run, and `fbompi inspect` loads none.
+    """
+    if mpi.launched_rank() or WHEREABOUTS in os.environ:  # rank 0 says it, or has said it when it started the ranks
+        return
+    run = tables.get("run")
+    for key in ("algorithm", "problem"):
+        name = run.get(key) if isinstance(run, dict) else None
+        if isinstance(name, str) and ":" in name:
+            file = os.path.abspath(name.rpartition(":")[0].replace("\0", ""))
+            line = UserError(f"{path}: its {key} is code of {file}, which is loaded").line
+            print(f"fbompi: {line}", file=sys.stderr)
+
+
 def resumed_config(path: Path, options: Sequence[str], ranks: int) -> Config:
     """The configuration with which a run goes on; refused where it cannot, with the reason."""
     attributes = stored(path)
     if "run" not in attributes:
         raise UserError(f"{path}: was written by fbompi {attributes['fbompi_version']}, which could not resume")
     tables = tables_of(path, attributes)
+    announce_code(path, tables)
     source = Source(str(path))
     for option in options:
         name = option.partition("=")[0].strip()

@@ -19,7 +19,7 @@ from fbompi.client import Client, combine, metric_names
 from fbompi.config import Clients, Config
 from fbompi.delays import DelayModel
 from fbompi.errors import UserError
-from fbompi.links.link import ClientsGone, Link
+from fbompi.links.link import OF_LINKS, ClientsGone, Link
 from fbompi.memory import computes_on_gpu
 from fbompi.messages import Array, Shapes, TaskFunction
 from fbompi.participation import Participation
@@ -159,8 +159,11 @@ class Driver:
         self.server_seconds = 0.0
         self._far = FAR * (math.sqrt(x.size + y.size) + float(np.linalg.norm(x)) + float(np.linalg.norm(y)))
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from there."""
+    _doubted = ""  # a checkpoint from which no round has been taken yet
+
+    def restore(self, checkpoint: Checkpoint, name: str) -> None:
+        """Go on from there; `name` is where the checkpoint was found."""
+        self._doubted = name
         self.state, self.server_seconds = checkpoint.state, checkpoint.server_seconds
         self.link.restore(checkpoint.link)
         self.method.heed()
@@ -186,6 +189,7 @@ class Driver:
                 break
             except ClientsGone:  # the round begins anew without them
                 self.state = before
+        self._doubted = ""
         self.method.heed()
         self.server_seconds += time.perf_counter() - begin - (self.link.waited - waited)
         self._check()
@@ -213,7 +217,9 @@ class Driver:
     def _told(self, doing: str) -> AbstractContextManager:
         """An error in a user's own method is told with the lines of that method; in ours it is ours."""
         name = self.parts.config.run.algorithm
-        return registry.told(f"method {name}, {doing}") if ":" in name else nullcontext()
+        if self._doubted:
+            return registry.told(f"{self._doubted}: does not fit this run", OF_LINKS)
+        return registry.told(f"method {name}, {doing}", OF_LINKS) if ":" in name else nullcontext()
 
     @property
     def over(self) -> bool:

@@ -17,7 +17,7 @@ from fbompi.journal import Lock
 from fbompi.links import mpi
 from fbompi.links.link import Link, RanksLost
 from fbompi.progress import Progress
-from fbompi.record import CLIENT, IN_SCRIPTS, STATES, Destination, Recorder, RunFile, Unwritable, script_of
+from fbompi.record import CLIENT, IN_SCRIPTS, STATES, Destination, Layout, Recorder, RunFile, Unwritable, script_of
 from fbompi.run import Driver, Parts, dealing
 from fbompi.signals import Stop
 from fbompi.status import LOSSES, RESUMABLE
@@ -58,11 +58,12 @@ def drive(parts: Parts, link: Link, out: Destination | Resumption, where: dict[s
         try:
             driver = Driver(parts, link)
             checkpoint.check(driver.state, f"method {parts.config.run.algorithm}: its state")
+            layout = _layout(parts, driver, link, where)
             if isinstance(out, Resumption):
-                file = RunFile(out.path, out.lock)
+                file = record.reopen(out.path, out.lock, layout)
                 resumed = _restore(driver, file)
             else:
-                file, resumed = _create(parts, driver, link, out, where), None
+                file, resumed = record.create(out, layout), None
             attributes = {**where, "config": parts.config.text()}
             file.begin(attributes, driver.state.round)
         except UserError:
@@ -99,14 +100,17 @@ def _run(driver: Driver, recorder: Recorder, link: Link, stop: Stop, progress: P
         file.finish("interrupted", _iterates(driver))
         return "interrupted"
     except Unwritable as e:
+        link.close()
         file.close()
         record.mark(file.path, "interrupted")
-        link.close()
-        return f"{e.line}: stopped, and what was recorded before stands. Make room, then go on; it was"
+        return f"{e.line}; what was recorded before stands; make room; stopped"
     except RanksLost as e:  # in the middle of a round: the last checkpoint is what can be gone on from
-        file.append_incidents([incident for incident in link.incidents if incident.what not in IN_SCRIPTS])
-        file.finish("interrupted", {})
         link.close()
+        try:
+            file.append_incidents([incident for incident in link.incidents if incident.what not in IN_SCRIPTS])
+            file.finish("interrupted", {})
+        except Unwritable:
+            file.close()
         return str(e)
     except BaseException as e:
         try:
@@ -134,19 +138,10 @@ def _losses(link: Link) -> str:
 def _restore(driver: Driver, file: RunFile) -> Checkpoint | None:
     """Put a run where its last usable checkpoint has it, with what is known of what came after."""
     link = driver.link
-    like = Checkpoint("", 0, 0, [0.0, 0.0], 0.0, driver.state, link.saved())
-    found = None
-    for name, path in checkpoint.candidates(file.path, file.file):
-        try:
-            found = checkpoint.read(name, path, file.file, like)
-            break
-        except checkpoint.Newer:
-            raise
-        except UserError as e:
-            print(f"fbompi: {e}", file=sys.stderr)
+    found, where = _last_usable(driver, file)
     takes = 0
     if found is not None:
-        driver.restore(found)
+        driver.restore(found, where)
         takes = found.link.takes
     elif file.events:
         print("fbompi: no checkpoint: what is recorded is gone through again from the start", file=sys.stderr)
@@ -155,7 +150,26 @@ def _restore(driver: Driver, file: RunFile) -> Checkpoint | None:
     return found
 
 
-def _create(parts: Parts, driver: Driver, link: Link, out: Destination, where: dict[str, Any]) -> RunFile:
+def _last_usable(driver: Driver, file: RunFile) -> tuple[Checkpoint | None, str]:
+    """The newest checkpoint that is whole and of this run, and where it was; those that are not are told."""
+    like = Checkpoint("", 0, 0, [0.0, 0.0], 0.0, driver.state, driver.link.saved())
+    for name, path in checkpoint.candidates(file.path, file.file):
+        try:
+            found = checkpoint.read(name, path, file.file, like)
+            file.holds(found)
+            driver.link.check(found.link)
+            return found, name
+        except checkpoint.Newer:
+            raise
+        except UserError as e:
+            print(f"fbompi: {e}", file=sys.stderr)
+        except Exception as e:  # whatever a checksum that is right lets through
+            print(f"fbompi: {checkpoint.unusable(name, e)}", file=sys.stderr)
+    return None, ""
+
+
+def _layout(parts: Parts, driver: Driver, link: Link, where: dict[str, Any]) -> Layout:
+    """What the file of this run has before its first row."""
     config, problem = parts.config, parts.problem
     clients = np.zeros(parts.clients, CLIENT)
     clients["shard_size"] = driver.shard_sizes
@@ -174,7 +188,7 @@ def _create(parts: Parts, driver: Driver, link: Link, out: Destination, where: d
     }  # fmt: skip
     dims = (problem.dim_x, problem.dim_y) if config.record.iterates else None
     dealt = dealing(problem, config.run.problem, parts.clients)
-    return record.create(out, attributes, link.kinds, clients, {k: (v, "") for k, v in meanings.items()}, dims, dealt)
+    return Layout(attributes, link.kinds, clients, {k: (v, "") for k, v in meanings.items()}, dims, dealt)
 
 
 def _iterates(driver: Driver) -> dict[str, tuple[np.ndarray, str]]:

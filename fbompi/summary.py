@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ def summary(path: str | Path) -> dict[str, Any]:
     """The figures of a run."""
     with reading(path) as file:
         attributes = {k: _plain(v) for k, v in file.attrs.items()}
-        config = tomllib.loads(attributes.pop("config"))
+        config = _plain(tomllib.loads(attributes.pop("config")))
+        if missing := {"algorithm", "problem", "rounds", "seed"} - set(config["run"]):
+            raise ValueError(f"its configuration lacks run.{min(missing)}")
         trajectory, events, clients = file["trajectory"], file["events"][:], file["clients"][:]
         if not all(isinstance(name, str) for name in trajectory):
             raise ValueError("a column of the trajectory without a name")
@@ -33,7 +36,7 @@ def summary(path: str | Path) -> dict[str, Any]:
             "config": config,
             "starts": _table(file, "starts"),
             "incidents": _table(file, "incidents"),
-            "partition": file["partition"].attrs["rule"] if "partition" in file else "",
+            "partition": str(file["partition"].attrs["rule"]) if "partition" in file else "",
             "rounds": int(rounds[-1]) if len(rounds) else 0,
             "rows": len(rounds),
             "time": float(trajectory["time"][-1]) if len(rounds) else 0.0,
@@ -77,14 +80,21 @@ def _table(file: h5py.File, name: str) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON has: what is not finite is null there."""
-    value = value.item() if isinstance(value, np.generic) else value
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    """A value that JSON has: what is not finite is null there, what it does not know is a text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(member) for key, member in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(member) for member in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def _last(trajectory: h5py.Group, name: str) -> float | None:
     """The last entry of a column, where the file has it."""
-    return _plain(trajectory[name][-1]) if name in trajectory and len(trajectory[name]) else None
+    return _plain(float(trajectory[name][-1])) if name in trajectory and len(trajectory[name]) else None
 
 
 def _course(column: h5py.Dataset) -> dict[str, Any]:
@@ -92,7 +102,7 @@ def _course(column: h5py.Dataset) -> dict[str, Any]:
     values = column[:]
     known = values[np.isfinite(values)]
     first, last = (float(known[0]), float(known[-1])) if len(known) else (None, None)
-    return {"first": first, "last": last, "meaning": column.attrs["meaning"]}
+    return {"first": first, "last": last, "meaning": str(column.attrs["meaning"])}
 
 
 def _spread(values: np.ndarray) -> dict[str, float]:

@@ -67,6 +67,11 @@ def same_steps(one: Path, other: Path) -> None:
             assert a["final"][name][:].tobytes() == b["final"][name][:].tobytes(), name
 
 
+def said(result: Result) -> list[str]:
+    """What a command had to say, but for the files of Python that it was told to load."""
+    return [line for line in result.err.splitlines() if not line.endswith("which is loaded")]
+
+
 class Stopped:
     """A run of a method, whole and stopped on the way."""
 
@@ -150,7 +155,7 @@ def test_delays_and_answers_on_their_way_go_on_too(here, tmp_path, model):
 
 def test_clients_that_come_and_go_and_are_left_out_go_on_too(here, tmp_path):
     """An answer that is absurd is rejected: who is left out, and what is usual, is known afterwards."""
-    keys = {"clients_presence": "anarchic", "faults_absurd": 1.01, "faults_offences": 2, "problem_heterogeneity": 3.0}
+    keys = {"clients_presence": "anarchic", "faults_absurd": 2.0, "faults_offences": 1, "problem_heterogeneity": 3.0}
     run = Stopped(here, tmp_path, "afbo", 60, status=4, **keys)
     result = here("resume", "--quiet", run.part)
     assert result.status == 4, result
@@ -246,7 +251,7 @@ def test_what_would_make_another_run_is_refused_with_the_reason(here, stopped):
     before = stopped.part.read_bytes()
     for change, why in REFUSED.items():
         result = here("resume", stopped.part, "-o", change)
-        assert result.status == 2 and why in result.err and result.err.count("\n") == 1, (change, result)
+        assert result.status == 2 and why in result.err and len(said(result)) == 1, (change, result)
         assert change.partition("=")[0] in result.err or change.startswith("record.ever"), result
     assert stopped.part.read_bytes() == before
     assert here("resume", "--quiet", stopped.part).status == 0
@@ -394,8 +399,9 @@ def test_a_checkpoint_that_is_no_use_is_told_and_the_one_before_is_taken(here, s
     rounds = len(trajectory(stopped.part, "round")) - 1
     make(last)
     result = here("resume", "--quiet", stopped.part)
-    assert result.status == 0 and result.err.count("\n") == 1, result
-    assert result.err.startswith(f"fbompi: {last}: is no checkpoint that can be used: ") and why in result.err, result
+    assert result.status == 0 and len(said(result)) == 1, result
+    (line,) = said(result)
+    assert line.startswith(f"fbompi: {last}: is no checkpoint that can be used: ") and why in line, result
     same(stopped.whole, stopped.part)
     with h5py.File(stopped.part) as file:
         assert file["starts"]["round"].tolist() == [0, rounds - 1]
@@ -423,7 +429,7 @@ def test_a_newer_checkpoint_or_run_file_is_refused(here, stopped):
     for path, why in ((newer, "checkpoint of a newer fbompi"), (stopped.part, "run-file format 99")):
         before = path.read_bytes()
         result = here("resume", "--quiet", path)
-        assert result.status == 2 and why in result.err and result.err.count("\n") == 1, result
+        assert result.status == 2 and why in result.err and len(said(result)) == 1, result
         assert path.read_bytes() == before and not path.with_name(path.name + ".journal").exists()
 
 
@@ -451,7 +457,7 @@ def soba(folder: Path, extra: str) -> list[str]:
 @pytest.mark.parametrize("extra", UNKEEPABLE)
 def test_a_method_whose_state_cannot_be_kept_is_refused_before_it_begins(here, tmp_path, extra):
     result = here("run", "--quiet", *soba(tmp_path, extra), "--out", "run.h5")
-    assert result.status == 2 and result.err.count("\n") == 1, result
+    assert result.status == 2 and len(said(result)) == 1, result
     assert f"soba.py:Soba: {UNKEEPABLE[extra]}" in result.err and "cannot be kept in a checkpoint" in result.err
     assert not (tmp_path / "run.h5").exists()
 
@@ -461,7 +467,7 @@ def test_whatever_else_a_method_keeps_goes_on_with_it(here, tmp_path):
     assert here("run", "--quiet", *keys, "--out", "whole.h5").status == 0
     assert here("run", "--quiet", *keys, "--out", "part.h5", alarm="SIGINT@50").status == 75
     result = here("resume", "--quiet", "part.h5")
-    assert result.status == 0 and not result.err, result
+    assert result.status == 0 and not said(result), result
     same(tmp_path / "whole.h5", tmp_path / "part.h5")
 
 

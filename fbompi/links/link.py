@@ -25,7 +25,7 @@ from fbompi.config import Faults
 from fbompi.delays import DelayModel
 from fbompi.errors import UserError
 from fbompi.links.guard import Guard
-from fbompi.messages import COSTS, HEADER_WORDS, Array, Layout, Shapes, Task, TaskFunction, Update, framed
+from fbompi.messages import COSTS, HEADER_WORDS, Array, Layout, Shapes, Task, TaskFunction, Update, check_shapes, framed
 from fbompi.randomness import Table
 
 SERVICE = {"hello": hello, "evaluate": evaluate}  # tasks of the run itself, beside those of the method
@@ -74,6 +74,16 @@ class RanksLost(Exception):
 
 class Misfit(UserError):
     """A script that cannot be followed: it is not that of this run, or it is damaged."""
+
+
+class ClientFailed(Exception):
+    """A client's code raised on another rank; the text is that rank's traceback."""
+
+    def __init__(self, rank: int, text: str) -> None:
+        super().__init__(f"rank {rank} failed:\n{text}")
+
+
+OF_LINKS = (ClientsGone, RanksLost, ClientFailed)  # what a method lets pass
 
 
 class Incident(NamedTuple):
@@ -289,7 +299,9 @@ class Link(ABC):
         self.incidents = [i._replace(time=now, round=self.round, take=self.takes) for i in self.incidents]
 
     def evaluate(self, row: int, x: Array, y: Array) -> None:
-        """Ask every client for its part of an evaluation; never waits. See `evaluated`."""
+        """Ask every client for its part of an evaluation, unless it is under way; never waits. See `evaluated`."""
+        if row in self._evaluations or any(waiting.row == row for waiting in self._waiting_evaluations):
+            return
         parts = np.full((self.clients, self.shapes.metrics), np.nan)
         self._waiting_evaluations.append(Evaluation(row, x, y, parts, set()))
         self._send_evaluations()
@@ -341,6 +353,35 @@ class Link(ABC):
             list(arrays.values()), [np.array([index[id(a)] for a in t.arrays], np.int64) for t in tasks],
             [e.row for e in under_way], [z for e in under_way for z in (e.x, e.y)],
         )  # fmt: skip
+
+    def check(self, state: LinkState) -> None:
+        """Refuse what no link of this run can have saved."""
+        counts = {len(part) for part in (state.numbers, state.times, state.uses)}
+        numbers, clients = state.numbers[:, 0], state.numbers[:, 1]
+        if len(counts) != 1 or state.round < 0 or state.takes < 0 or len(set(numbers.tolist())) != len(numbers):
+            raise ValueError("its tasks do not fit together")
+        if not (np.isfinite(state.times).all() and np.isfinite(state.busy).all() and np.isfinite(state.now)):
+            raise ValueError("its times are not finite")
+        for client in [*clients.tolist(), *state.gone]:
+            if not 0 <= client < self.clients:
+                raise ValueError(f"it has a client {client} of {self.clients}")
+        if (numbers < 0).any() or (numbers >= state.next_number).any() or (state.sent < 0).any():
+            raise ValueError("its tasks are not numbered in order")
+        for (_, client, kind, *_), uses in zip(state.numbers.tolist(), state.uses):
+            if not 0 <= kind < len(self.kinds) or any(not 0 <= i < len(state.arrays) for i in uses.ravel()):
+                raise ValueError("it has a task of a kind or with arrays that are not there")
+            route, function = self._routes[self.kinds[kind]][client], self.functions[self.kinds[kind]]
+            arrays = [state.arrays[i] for i in uses.ravel()]
+            whole = [self.shapes.dim_x if i in route.x_words else None for i in range(len(arrays))]
+            if any(n is not None and array.shape != (n,) for n, array in zip(whole, arrays)):
+                raise ValueError("it has a task with an x of another length")
+            local = [array[route.block] if n and route.block else array for n, array in zip(whole, arrays)]
+            check_shapes(local, function.takes, route.task, "task", self.kinds[kind], client)
+        points = [(self.shapes.dim_x,), (self.shapes.dim_y,)] * len(state.evaluations)
+        if [point.shape for point in state.points] != points:
+            raise ValueError("it evaluates points of other lengths")
+        if any(array.dtype != np.float64 for array in (*state.arrays, *state.points)):
+            raise ValueError("it has arrays of other numbers than float64")
 
     def restore(self, state: LinkState) -> None:
         """Go on from there: outstanding tasks are sent again."""
@@ -435,6 +476,8 @@ class Link(ABC):
                 raise Misfit(f"the log of arrivals has no step {self.takes}: the run file is damaged")
             self.script = None  # from here on it is accident again
             return []
+        if not all(0 <= client < self.clients for client in step.leaving):
+            raise Misfit(f"the log of arrivals tells of a client beyond {self.clients}: the run file is damaged")
         if step.leaving:
             self._leaving = [(client, "as in the log") for client in step.leaving]
             self._let_go()

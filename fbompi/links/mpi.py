@@ -31,7 +31,7 @@ import numpy as np
 
 from fbompi.client import Client
 from fbompi.errors import UserError
-from fbompi.links.link import Link, RanksLost, all_tasks
+from fbompi.links.link import ClientFailed, Link, RanksLost, all_tasks
 from fbompi.links.pulse import Pulse
 from fbompi.memory import HostMemory, Memory
 from fbompi.messages import (
@@ -610,13 +610,6 @@ class MpiLink(Link):
         if not fault_tolerant():  # the other ranks are waiting for it: see `Host._rest`
             MPI.COMM_WORLD.Abort(status)
         _exit(status)
-
-
-class ClientFailed(Exception):
-    """A client's code raised on another rank; the text is that rank's traceback."""
-
-    def __init__(self, rank: int, text: str) -> None:
-        super().__init__(f"rank {rank} failed:\n{text}")
 
 
 class Host:
