@@ -29,7 +29,7 @@ PAGE = 4096
 _MAGIC = b"fbompi J"
 _HEADER = struct.Struct("<8sQQII")  # magic, size of the file before, bytes that follow, their checksum, how many runs
 _RUN = struct.Struct("<QQ")  # place in the file, bytes
-MOMENT = 0.5  # seconds for which a reader may hold a lock, while it looks whether there is a writer or mends the file
+MOMENT = 0.5  # seconds for which anybody waits for a lock that others hold while they look, copy, mend or commit
 COMMIT_BYTE = 1 << 40  # of the journal, far behind its end
 LARGEST_COPY = 1 << 30  # bytes of a file that a reader copies
 UNLOCKABLE = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # file systems without locks
@@ -68,11 +68,7 @@ class Lock:
     @contextmanager
     def committing(self) -> Iterator[None]:
         """Readers wait, or are waited for."""
-        try:
-            fcntl.lockf(self.fd, fcntl.LOCK_EX, 1, COMMIT_BYTE)
-        except OSError as e:
-            if e.errno not in UNLOCKABLE:
-                raise
+        _wait_for(self.fd, fcntl.LOCK_EX)
         try:
             yield
         finally:
@@ -86,6 +82,19 @@ class Lock:
                 self.journal.unlink(missing_ok=True)
             os.close(self.fd)
             self.fd = -1
+
+
+def _wait_for(journal: int, kind: int) -> None:
+    """Until no commit is under way, or for a writer no copying, and none begins; not for ever: who commits or copies
+    may have been stopped in it, and not every file system has locks."""
+    deadline = time.monotonic() + MOMENT
+    while time.monotonic() < deadline:
+        try:
+            return fcntl.lockf(journal, kind | fcntl.LOCK_NB, 1, COMMIT_BYTE)
+        except OSError as e:
+            if e.errno in UNLOCKABLE:
+                return
+        time.sleep(MOMENT / 500)
 
 
 def _is_still(path: Path, fd: int) -> bool:
@@ -174,7 +183,7 @@ def image(path: Path) -> io.BytesIO | Path:
     except OSError:
         return path
     try:  # nothing else may open the journal meanwhile: closing it would give up the lock
-        _wait_for_commit(journal)
+        _wait_for(journal, fcntl.LOCK_SH)
         runs = _changes(journal, path.stat().st_size)
         if not runs and not live:
             return path
@@ -186,19 +195,6 @@ def image(path: Path) -> io.BytesIO | Path:
         content.write(piece)
     content.seek(0)
     return content
-
-
-def _wait_for_commit(journal: int) -> None:
-    """Until no commit is under way, and none will be before `journal` is closed; not for ever: a writer may be stopped,
-    and not every file system has locks."""
-    deadline = time.monotonic() + MOMENT
-    while time.monotonic() < deadline:
-        try:
-            return fcntl.lockf(journal, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, COMMIT_BYTE)
-        except OSError as e:
-            if e.errno in UNLOCKABLE:
-                return
-        time.sleep(MOMENT / 500)
 
 
 def _write(fd: int, content: Any, place: int) -> None:

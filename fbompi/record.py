@@ -703,9 +703,10 @@ class Recorder:
     def fetch(self, link: Any) -> None:
         """Complete the rows whose evaluation has come in."""
         for round_, parts in link.evaluated:
-            row = self.driver.row(parts)
-            self.file.fill(self._row_of[round_], row)
-            self.progress.note(row)
+            if round_ in self._row_of:  # else it was replaced meanwhile
+                row = self.driver.row(parts)
+                self.file.fill(self._row_of[round_], row)
+                self.progress.note(row)
         if link.evaluated:
             link.evaluated.clear()
             self.file.flush()
