@@ -65,7 +65,14 @@ class Job:
 
     def alive(self) -> list[int]:
         """Of the ranks' processes those that have not ended."""
-        return [pid for pid in self.ranks.values() if rank_of(pid) is not None]
+        return [pid for rank, pid in self.ranks.items() if rank_of(pid) == rank and self._is_here(pid)]
+
+    def _is_here(self, pid: int) -> bool:
+        """Whether a process is one of this job's, and not another that was given its number."""
+        try:
+            return Path(f"/proc/{pid}/cwd").readlink() == self.cwd.resolve()
+        except OSError:
+            return False
 
     def result(self, seconds: float = 60) -> Result:
         """How it ended; that it has not ended after so long is an error that shows what it said."""

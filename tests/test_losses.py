@@ -73,6 +73,18 @@ class Acting(Quadratic):
     def do_exit_in_c_at_once(self): ctypes.CDLL(None)._exit(0)
     def do_crash(self): ctypes.string_at(0)
 
+class Last(Acting):
+    "Rank 2 dies when all is done: before it says good-bye, or after."
+
+    def __init__(self, act: str, pause: float = 0.0):
+        super().__init__(pause=pause)
+        from fbompi.links import mpi
+        if launched_rank() == 2:
+            if act == "before":
+                mpi.Host._say_goodbye = self.do_kill
+            else:
+                mpi.finish = self.do_kill
+
 class Wide(Acting):
     "Without the closed form, which takes a matrix of all coordinates of x."
 
@@ -252,6 +264,20 @@ def test_ranks_may_die_with_long_messages_under_way(job, fbompi, tmp_path) -> No
     verified(tmp_path / "run.h5", fbompi)
 
 
+@needs_fault_tolerance
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_rank_that_dies_when_all_is_done_does_no_harm(job, fbompi, tmp_path, when: str) -> None:
+    begin = time.monotonic()
+    result = job(*ASYNC, *options(run_problem="acting.py:Last", problem_act=when)).result(100)
+    assert time.monotonic() - begin < 30 and status(tmp_path / "run.h5") == "complete"
+    if when == "before":  # it is missed, but has done its work
+        assert result.status == 4 and "rank 2 was lost\n" in result.err, result
+        assert incidents(tmp_path / "run.h5", "rank lost")["rank"].tolist() == [2]
+    else:
+        assert result.status == 0, result
+
+
 # Ranks that fail in other ways
 
 
@@ -416,7 +442,7 @@ def rounds_to(path: Path, error: float) -> int:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The run file of a method without losses; of an asynchronous one, that of three which took the median of rounds."""
+    """The run file of a method without losses; of an asynchronous one, that with the median of three runs' rounds."""
     runs: dict[str, Path] = {}
 
     def run(method: str) -> Path:

@@ -412,7 +412,7 @@ class Link(ABC):
         """Let the clients go."""
 
     def leave(self, status: int, words: str) -> NoReturn:
-        """End this process, after `close`, in another way than with status 0."""
+        """End this process after `close`, with last words and another status than 0."""
         print(words, file=sys.stderr)
         raise SystemExit(status)
 

@@ -518,7 +518,7 @@ class MpiLink(Link):
             self._heard = [now] * self._ranks
             return
         quiet = {rank: now - self._heard[rank] for rank in sorted(self._serving)}
-        silent = {rank: f"no sign of life for {time:.1f} s" for rank, time in quiet.items() if time > silence}
+        silent = {rank: f"no sign of life for {seconds:.1f} s" for rank, seconds in quiet.items() if seconds > silence}
         if silent:
             self._lose("rank silent", silent)
 
@@ -599,11 +599,12 @@ class MpiLink(Link):
         """
         from mpi4py import MPI
 
+        if not LOST or not _tell_whereabouts(f"{status} {words}".encode()):
+            with suppress(OSError):
+                print(words, file=sys.stderr)
         if not LOST:
             finish()
-            super().leave(status, words)
-        if not _tell_whereabouts(f"{status} {words}".encode()):
-            print(words, file=sys.stderr)
+            raise SystemExit(status)
         _flush()
         for rank in set(range(1, self._ranks)) - set(LOST):
             self._tell(rank, LEAVE, 0, AT_ONCE)
