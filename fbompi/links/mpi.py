@@ -67,7 +67,7 @@ FAILURE_BYTES = 1 << 16
 NO_TIMES = (0.0, 0.0)
 PATIENCE = 10.0  # seconds that a failing host leaves the server to close the run file
 START_SECONDS = float(os.environ.get("FBOMPI_START_SECONDS", "180"))  # to meet: some MPIs wait for the dead for ever
-FINISH_SECONDS = 60.0  # to leave MPI in order
+FINISH_SECONDS = 30.0  # to leave MPI in order: Finalize waits for a rank that dies meanwhile
 TRIAL_SECONDS = 15.0  # to notice that a rank was killed, where that is tried
 BEAT_SECONDS = 2.0  # between two beats of a pulse, at most
 BEATS = 5  # in the time of silence after which a rank is given up, at least
@@ -239,7 +239,7 @@ def finish() -> None:
     if LOST:  # should an error keep us from that, Python calls Finalize
         faulthandler.dump_traceback_later(FINISH_SECONDS, exit=True, file=2)
     if MPI.Is_initialized() and not MPI.Is_finalized() and not LOST:
-        if MPI.COMM_WORLD.rank == 0:  # all is done: who dies now does no harm
+        if MPI.COMM_WORLD.rank == 0:  # all is done and written
             _tell_whereabouts(IN_ORDER)
         with _at_most(FINISH_SECONDS):
             MPI.Finalize()
