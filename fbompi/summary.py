@@ -26,6 +26,8 @@ def summary(path: str | Path) -> dict[str, Any]:
         if missing := {"algorithm", "problem", "rounds", "seed"} - set(config["run"]):
             raise ValueError(f"its configuration lacks run.{min(missing)}")
         trajectory, events, clients = file["trajectory"], file["events"][:], file["clients"][:]
+        if not len(clients):
+            raise ValueError("it has no clients")
         if not all(isinstance(name, str) for name in trajectory):
             raise ValueError("a column of the trajectory without a name")
         rounds = trajectory["round"][:]

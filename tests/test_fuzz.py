@@ -146,6 +146,14 @@ def test_a_configuration_that_names_no_method_is_told(begun):
     refused(begun, "run.algorithm", summary)
 
 
+def test_a_table_of_no_clients_is_told(begun):
+    with h5py.File(begun, "r+") as file:
+        none = file["clients"][:0]
+        del file["clients"]
+        file["clients"] = none
+    refused(begun, "no clients", summary)
+
+
 def test_attributes_that_a_user_has_added_do_not_disturb(begun):
     with h5py.File(begun, "r+") as file:
         file.attrs.update(note=b"\xff\xfe", table=np.zeros((2, 2)), nothing=h5py.Empty("f8"))
