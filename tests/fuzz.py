@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SLOWEST = 10  # seconds that one input may take
 MOST_MEMORY = 1 << 30  # bytes beyond those of the libraries
 TARGETS = ("config", "data", "inspect", "resume", "replay", "messages")  # of `hostile.targets`
+NOT_ALONE = " not again"  # what damaged bytes, or the fuzzer, did to a process that went on
 IN_HDF5 = " in HDF5"  # which damaged bytes can kill, or keep for ever; nothing in Python can be done about it
 
 
@@ -123,16 +124,19 @@ def watched(name: str, minutes: float, seed: int) -> int:
                 return 3
             deaths.setdefault(where, 0)
             deaths[where] += 1
-        kept = _kept(Path(work, "findings"), findings)
+        kept, alone = _kept(name, Path(work, "findings"), findings)
     inside = {where: n for where, n in deaths.items() if where.endswith(IN_HDF5)}
-    ours = {where: n for where, n in deaths.items() if where not in inside}
+    passing = {where: n for where, n in deaths.items() if where.endswith(NOT_ALONE)}
+    ours = {where: n for where, n in deaths.items() if where not in inside and where not in passing}
     print(
         f"{name}: {inputs:,} inputs in {(time.monotonic() - begin) / 60:.1f} minutes, coverage "
         f"{coverage[0] if coverage else 0} at the good inputs, {max(coverage, default=0)} at the end; "
-        f"{kept} distinct findings, {len(ours)} places of deaths or hangs {ours or ''}, in {findings}; "
-        f"{sum(inside.values())} deaths or hangs inside of the HDF5 library {inside or ''}"
+        f"{alone} distinct findings, {len(ours)} places of deaths or hangs {ours or ''}, in {findings}; "
+        f"{sum(inside.values())} deaths or hangs inside of the HDF5 library {inside or ''}; "
+        f"{kept - alone} findings and {sum(passing.values())} deaths in a process that earlier inputs had damaged: "
+        "fed alone, the input does no harm"
     )
-    return int(kept + len(ours) > 0)
+    return int(alone + len(ours) > 0)
 
 
 def _dead(name: str, work: Path, findings: Path, log: str) -> str:
@@ -140,21 +144,29 @@ def _dead(name: str, work: Path, findings: Path, log: str) -> str:
     for artifact in [path for path in work.iterdir() if path.name.startswith(("crash-", "timeout-", "oom-"))]:
         (findings / artifact.name).write_bytes(artifact.read_bytes())
         artifact.unlink()
-        command = [sys.executable, __file__, name, "--replay", str(findings / artifact.name)]
-        again = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        again = _alone(name, findings / artifact.name)
         (findings / f"{artifact.name}.txt").write_text(again.stdout + again.stderr + log[-1000:])
         frames = re.findall(r'File "[^"]*?([\w.]+/[\w.]+)", line (\d+)', again.stderr)
         inside = next((":".join(f) for f in frames if f[0].startswith(("h5py", "_hl"))), "")
         ours = next((":".join(f) for f in frames if f[0].startswith(("fbompi", "data", "links"))), "")
-        return f"{artifact.name.partition('-')[0]} at {ours}{IN_HDF5 if inside else ''}"
+        what = artifact.name.partition("-")[0]
+        return f"{what}{NOT_ALONE}" if again.returncode == 0 else f"{what} at {ours}{IN_HDF5 if inside else ''}"
     return ""
 
 
-def _kept(made: Path, findings: Path) -> int:
+def _kept(name: str, made: Path, findings: Path) -> tuple[int, int]:
+    """Keep what was found; how many, and how many of these are found again when their input is fed alone."""
     paths = sorted(made.iterdir()) if made.is_dir() else []
     for path in paths:
         (findings / path.name).write_bytes(path.read_bytes())
-    return sum(path.suffix == ".txt" for path in paths)
+    inputs = [findings / path.name for path in paths if path.suffix == ".input"]
+    return len(inputs), sum(_alone(name, path).returncode != 0 for path in inputs)
+
+
+def _alone(name: str, path: Path) -> subprocess.CompletedProcess:
+    """Feed an input in a process of its own."""
+    command = [sys.executable, __file__, name, "--replay", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, errors="replace")
 
 
 def fuzz(name: str, work: Path, minutes: float, seed: int) -> None:
