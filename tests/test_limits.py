@@ -393,3 +393,31 @@ def test_a_time_of_day_that_jumps_by_hours_changes_nothing(tmp_path, undisturbed
     with h5py.File(tmp_path / "run.h5", "r") as file:
         assert (np.diff(file["trajectory/time"]) >= 0).all()
         assert (file["events"]["seconds"] >= 0).all()
+
+
+# Clients that have to be done without
+
+OWN = """
+from fbompi.algorithms.fedmbo import FedMbo
+from fbompi.problems.quadratic import Quadratic
+
+
+class Mine(FedMbo):
+    name = "mine"
+
+
+class Poor(Quadratic):
+    def shard(self, client, clients):
+        shard = super().shard(client, clients)
+        if client == 2:
+            shard.c[:] = float("nan")
+        return shard
+"""
+
+
+def test_a_method_of_ones_own_goes_on_without_clients_that_are_left_out(fbompi, tmp_path):
+    """The round that begins anew was taken for an error of the method."""
+    (tmp_path / "own.py").write_text(OWN)
+    small = options(run_algorithm="own.py:Mine", run_problem="own.py:Poor", run_rounds=3, clients_count=5)
+    result = fbompi("run", "--quiet", "--out", "run.h5", *small)
+    assert result.status == 4 and "1 clients were left out" in result.err, result
