@@ -471,10 +471,11 @@ def test_a_run_killed_at_any_moment_leaves_a_file_that_opens(tmp_path):
 
 @pytest.mark.slow
 def test_whichever_write_the_kill_falls_on_the_file_opens(tmp_path):
-    """The run is stopped at each of its system calls, and the file as a kill there would leave it is looked at."""
+    """The run is stopped at each of its system calls, and what a kill there would leave, the journal too, is read."""
     path, lost, rows = tmp_path / "run.h5", [], [0]
-    for number, image in enumerate(images(path, *SMALL, "--out", "run.h5")):
+    for number, (image, journal) in enumerate(images(path, *SMALL, "--out", "run.h5")):
         (tmp_path / "image.h5").write_bytes(image)
+        (tmp_path / "image.h5.journal").write_bytes(journal)
         try:
             figures = summary(tmp_path / "image.h5")
             assert page(figures)
@@ -485,18 +486,21 @@ def test_whichever_write_the_kill_falls_on_the_file_opens(tmp_path):
     assert not lost, "\n".join(lost)
 
 
-def images(path: Path, *arguments: Any) -> list[bytes]:
-    """Every content that the run file of a command has from its first name to its last write."""
+def images(path: Path, *arguments: Any) -> list[tuple[bytes, bytes]]:
+    """Every content that the run file of a command and its journal have from their first name to the last write."""
     trace, trace_me, go_on = ctypes.CDLL(None, use_errno=True).ptrace, 0, 24
     trace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
     run = start(path.parent, *arguments, preexec_fn=lambda: trace(trace_me, 0, None, None))
-    seen: list[bytes] = []
+    seen: list[tuple[bytes, bytes]] = []
+    journal = path.with_name(path.name + ".journal")
     while True:
         _, status = os.waitpid(run.pid, 0)
         if not os.WIFSTOPPED(status):
             break
-        if path.exists() and (content := path.read_bytes()) not in seen[-1:]:
-            seen.append(content)
+        if path.exists():
+            content = path.read_bytes(), journal.read_bytes() if journal.exists() else b""
+            if content not in seen[-1:]:
+                seen.append(content)
         passed_on = os.WSTOPSIG(status) if os.WSTOPSIG(status) != signal.SIGTRAP else None
         if trace(go_on, run.pid, None, passed_on):
             run.kill()
