@@ -107,7 +107,7 @@ def _is_still(path: Path, fd: int) -> bool:
 def is_being_written(path: Path) -> bool:
     """Whether some process holds the lock."""
     try:
-        fd = os.open(journal_of(path), os.O_RDONLY)
+        fd = os.open(journal_of(path), os.O_RDONLY | os.O_NONBLOCK)  # it may be anything that has this name
     except OSError:
         return False
     try:
@@ -188,6 +188,8 @@ def image(path: Path) -> io.BytesIO | Path:
         if not runs and not live:
             return path
         content = io.BytesIO(path.read_bytes())
+    except OSError:  # it is no journal
+        return path
     finally:
         os.close(journal)
     for begin, piece in runs.items():

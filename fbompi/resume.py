@@ -70,16 +70,27 @@ def resumed_config(path: Path, options: Sequence[str], ranks: int) -> Config:
     if attributes["link"] == "virtual" and ranks > 1:
         raise UserError(f"{path}: was run on the virtual link, in one process: fbompi resume {path}, without mpirun")
     config = resolve(tables, source)
-    with reading(path) as file:
-        rounds = file["trajectory/round"]
-        done = int(rounds[-1]) if len(rounds) else 0
-    if config.run.rounds < done:
-        raise UserError(f"run.rounds = {config.run.rounds}: {path} has rounds up to {done} already")
-    if attributes["status"] == "complete" and config.run.rounds == done:
-        raise UserError(f"{path}: is complete after {done} rounds; to prolong it: -o run.rounds={2 * done}")
+    _refuse_done(path, config)
     return config
 
 
-def resumption(path: Path) -> Resumption:
-    """The right to go on with a run file."""
-    return Resumption(path, Lock(path))
+def _refuse_done(path: Path, config: Config) -> None:
+    """Refuse to go on where there is nothing left to do."""
+    with reading(path) as file:
+        rounds, status = file["trajectory/round"], file.attrs["status"]
+        done = int(rounds[-1]) if len(rounds) else 0
+    if config.run.rounds < done:
+        raise UserError(f"run.rounds = {config.run.rounds}: {path} has rounds up to {done} already")
+    if status == "complete" and config.run.rounds == done:
+        raise UserError(f"{path}: is complete after {done} rounds; to prolong it: -o run.rounds={2 * done}")
+
+
+def resumption(path: Path, config: Config) -> Resumption:
+    """The right to go on with a run file, to which nobody else has gone on meanwhile."""
+    lock = Lock(path)
+    try:
+        _refuse_done(path, config)
+    except BaseException:
+        lock.release()
+        raise
+    return Resumption(path, lock)

@@ -45,7 +45,7 @@ def resume(path: Path, options: Sequence[str], quiet: bool) -> Ended | None:
 
     def prepare() -> tuple[Config, Callable[[], Any]]:
         config = resumed_config(path, options, mpi.launched_ranks())
-        return config, lambda: resumption(path)
+        return config, lambda: resumption(path, config)
 
     return _start(prepare, quiet)
 

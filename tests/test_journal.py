@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -228,7 +228,8 @@ def test_whichever_call_is_the_last_hdf5_opens_the_file(tmp_path):
 def test_a_reader_sees_whole_commits_while_they_are_made(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(bytes(8 * PAGE))
-    stop = threading.Event()
+    processes = multiprocessing.get_context("fork")
+    stop = processes.Event()
 
     def write() -> None:
         with writing(path) as file:
@@ -239,7 +240,7 @@ def test_a_reader_sees_whole_commits_while_they_are_made(tmp_path):
                 file.write(bytes([number % 256]) * 8 * PAGE)
                 file.commit()
 
-    writer = threading.Thread(target=write)
+    writer = processes.Process(target=write)
     writer.start()
     try:
         for _ in range(300):
