@@ -30,8 +30,8 @@ class Watched(VirtualLink):
         self.answers: list[tuple[int, str, list[Array]]] = []
         super().__init__(*arguments)
 
-    def _answer(self, task: Task) -> Update:
-        update = super()._answer(task)
+    def _answer(self, task: Task, arrival: float) -> Update:
+        update = super()._answer(task, arrival)
         self.answers.append((task.client, task.kind, [np.array(array, np.float64) for array in update.arrays]))
         return update
 
