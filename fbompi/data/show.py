@@ -56,34 +56,17 @@ def page(shown: dict[str, Any]) -> str:
 
 
 def plot(shown: dict[str, Any], path: Path) -> None:
-    """The map of clients and classes: the area of a disc is the number of samples."""
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-    except ImportError:
-        raise UserError(f"--plot {path}: needs matplotlib: pip install 'fbompi[plot]'") from None
-    tables = {name: np.array(table) for name, table in shown["tables"].items() if np.ndim(table) > 1}
-    if not tables:
-        raise UserError(f"--plot {path}: {shown['problem']} has no classes to plot by client")
-    name, table = next(iter(tables.items()))
-    clients, classes = np.nonzero(table)
-    sizes = table[clients, classes] / table.max()
-    wide = float(np.clip(0.12 * len(table), 4.5, 14))
-    tall = float(np.clip(0.28 * table.shape[1], 2.5, 8))
-    figure = Figure(figsize=(wide, tall), dpi=150, layout="constrained")
-    axes = figure.subplots()
-    cell = 72 * min(0.8 * wide / len(table), 0.7 * tall / table.shape[1])  # points
-    axes.scatter(clients, classes, s=sizes * cell**2, color="#0072B2", linewidths=0)
-    axes.set_xlim(-0.7, len(table) - 0.3)
-    axes.set_ylim(-0.7, table.shape[1] - 0.3)
-    axes.set_xlabel("client")
-    axes.set_ylabel("class")
-    if table.shape[1] <= MOST_CLASSES:
-        axes.set_yticks(range(table.shape[1]))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_title(f"{shown['rule']}\narea: {name} samples, largest {table.max():,}", fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as e:
-        raise UserError(f"--plot {path}: cannot be written: {getattr(e, 'strerror', None) or e}") from None
+    """Draw the map of clients and classes into a file."""
+    from fbompi.plots import partition
+    from fbompi.plots.figure import drawing, ending, save
+
+    ending(path)
+    with drawing(f"--plot {path}") as figure_of:
+        found = partition.first(shown["tables"])
+        if found is None:
+            raise UserError(f"--plot {path}: {shown['problem']} has no classes to plot by client")
+        part, table = found
+        inches = partition.size(table)
+        figure = figure_of(figsize=inches, layout="constrained")
+        partition.panel(figure.subplots(), shown["rule"], part, table, inches, int(14 * inches[0]))
+        save(figure, path)

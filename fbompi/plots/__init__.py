@@ -1,0 +1,1 @@
+"""Pictures of runs, one kind per file; drawn with matplotlib, which is optional."""
