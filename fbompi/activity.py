@@ -72,8 +72,10 @@ class Activity:
 def activity(run: Run) -> Activity:
     """The activity of a run's clients."""
     log, count = run.arrivals, len(run.clients)
+    times = np.isfinite(log["time_sent"]) & np.isfinite(log["time_arrived"])  # a damaged file may hold anything
+    log = log[times & (log["client"] >= 0) & (log["client"] < count)]
     sent, arrived, client = log["time_sent"], log["time_arrived"], log["client"].astype(int)
-    compute = np.minimum(log["compute"], arrived - sent)
+    compute = np.minimum(np.nan_to_num(log["compute"]), arrived - sent)
     rejected = log["rejected"].astype(bool) if "rejected" in (log.dtype.names or ()) else np.zeros(len(log), bool)
     before = (arrived - sent - compute) / (2 if run.link == "virtual" else 1)
     left: dict[int, float] = {}
@@ -83,7 +85,7 @@ def activity(run: Run) -> Activity:
             left.setdefault(int(who), float(when))
         elif what == "client adopted":
             adopted.setdefault(int(who), float(when))
-    time = run["time"]
+    time = run["time"][np.isfinite(run["time"])]
     end = max(float(arrived.max(initial=0.0)), float(time[-1]) if len(time) else 0.0)
     return Activity(count, end, client, sent, sent + before, compute, arrived, log["age"], log["kind"], rejected,
                     _slow(run, client, arrived - sent, count), left, adopted)  # fmt: skip

@@ -15,7 +15,7 @@ from fbompi import __version__
 from fbompi.data.commands import data
 from fbompi.errors import UserError
 from fbompi.options import JSON, KEYS, QUIET
-from fbompi.plots.commands import compare, plot
+from fbompi.plots.commands import compare, plot, report
 
 # Linear algebra with threads of its own would give other bits on another number of cores, and ranks would fight
 # for cores. It must be said before NumPy is loaded, and can be overruled from outside.
@@ -376,7 +376,7 @@ def _counts(option: str, text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-for _command in (data, plot, compare):
+for _command in (data, plot, compare, report):
     fbompi.add_command(_command)
 
 

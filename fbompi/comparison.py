@@ -164,9 +164,12 @@ def target_of(text: str, runs: Sequence[Run]) -> Target:
 
 
 def own_target(runs: Sequence[Run]) -> Target | None:
-    """The level of the most telling metric that all runs reach; None if they do not move in one direction."""
+    """The level of the most telling metric that all runs reach; None if they do not move in one direction, or are of
+    several problems."""
+    if len({run.config["run"].get("problem") for run in runs}) > 1:
+        return None
     for name in runs[0].metrics:
-        if not all(name in run for run in runs):
+        if name == "grad_norm" or not all(name in run for run in runs):
             continue
         known = [run[name][np.isfinite(run[name])] for run in runs]
         if any(len(values) < 2 for values in known):

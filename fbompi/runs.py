@@ -21,7 +21,9 @@ from fbompi.record import reading
 from fbompi.summary import NOT_METRICS, page, summary
 
 ITERATES = ("x", "y")
-VALUES = ("upper", "lower", "grad_norm")  # that every run has; what a problem or a method adds says more
+TELLING = ("accuracy", "x_error", "balanced_accuracy", "auc", "y_error")
+VALUES = ("upper", "lower", "grad_norm")  # that every run has
+OWN = ("upper_average", "change", "planes", "gap", "covering_x", "covering_y")  # how a method is doing inside
 
 
 class Run:
@@ -205,12 +207,12 @@ class Run:
             return part(file)
 
 
-def _order(name: str) -> tuple[int, str]:
-    """Accuracies and errors before values that every run has, and before what explains them."""
-    first = ("accuracy", "x_error", "balanced_accuracy", "auc", "y_error")
-    if name in first:
-        return first.index(name), name
-    return (len(first) + 1 + VALUES.index(name) if name in VALUES else len(first)), name
+def _order(name: str) -> tuple[int, int, str]:
+    """Accuracies and errors, then what else a problem tells, then values that every run has, then a method's own."""
+    for place, known in enumerate((TELLING, VALUES, OWN)):
+        if name in known:
+            return (0, 2, 3)[place], known.index(name), name
+    return 1, 0, name
 
 
 def _plain(value: Any) -> Any:

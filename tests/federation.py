@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from fbompi.config import resolve
+from fbompi import start
+from fbompi.config import load, resolve
 from fbompi.links.virtual import VirtualLink
 from fbompi.run import Driver, build, link_arguments
 
@@ -21,3 +23,9 @@ def play(driver: Driver, rounds: int) -> Driver:
     for _ in range(rounds):
         driver.advance()
     return driver
+
+
+def ran(path: Path, *words: str) -> Path:
+    """A run on the virtual link with these words of the command line, from beginning to end; its run file."""
+    start.run(lambda: load(None, [word for word in words if word != "-o"], str(path)), overwrite=True, quiet=True)
+    return path

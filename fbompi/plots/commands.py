@@ -77,3 +77,21 @@ def compare(run_files: tuple[str, ...], target: str, metric: str, out: str, as_j
     click.echo(json.dumps(figures) if as_json else page(figures))
     if out and not as_json:
         click.echo(f"\n{out}")
+
+
+@click.command()
+@RUNS
+@click.option("-o", "--out", default="report.html", type=click.Path(), metavar="FILE", show_default=True)
+def report(run_files: tuple[str, ...], out: str) -> None:
+    """Write one HTML page of runs: curves, costs, clients' timelines, what differs, incidents.
+
+    The page is whole in itself: it fetches nothing, and opens without a network.
+
+    \b
+    fbompi report run.h5
+    fbompi report afbo-*.h5 fedmbo-*.h5 -o comparison.html
+    """
+    from fbompi.report.page import report as write
+
+    write(run_files, Path(out))
+    click.echo(out)

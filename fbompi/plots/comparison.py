@@ -33,6 +33,8 @@ def plot(runs: Sequence[Run], figures: dict[str, Any], metric: str, out: Path) -
         for axes in grid[::2]:
             axes.set_ylabel(plain(name))
         curves.titled(grid[0], runs[0], name)
+        if any(len(group.runs) > 1 for group in groups):
+            grid[1].set_title("mean over seeds, 95 % interval")
         curves.legend(made, grid[0])
         save(made, out)
 
@@ -43,7 +45,7 @@ def _panel(axes: Any, groups: Sequence[Group], runs: Sequence[Run], metric: str,
     for index, group in enumerate(groups):
         places, mean, half = band(group, metric, against)
         everything.append(mean)
-        axes.plot(places / factor, mean, **line(index), label=plain(f"{group.label} ({len(group.runs)})"))
+        axes.plot(places / factor, mean, **line(index), label=plain(f"{group.label} ({_count(group)})"))
         if half is not None:
             axes.fill_between(
                 places / factor, mean - half, mean + half, color=line(index)["color"], alpha=0.2, linewidth=0
@@ -53,6 +55,10 @@ def _panel(axes: Any, groups: Sequence[Group], runs: Sequence[Run], metric: str,
     axes.set_xlabel(label(against, word))
     axes.margins(x=0.02)
     curves.whole_numbers(axes, against)
+
+
+def _count(group: Group) -> str:
+    return "1 run" if len(group.runs) == 1 else f"{len(group.runs)} runs"
 
 
 def band(group: Group, metric: str, against: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

@@ -1,0 +1,1 @@
+"""`fbompi report`: runs as one HTML page that needs nothing but a browser."""
