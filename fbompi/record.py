@@ -452,7 +452,7 @@ def reading(path: str | Path) -> Iterator[h5py.File]:
         raise UserError(f"{path}: {why}")
     _mend(Path(path))
     try:
-        file = h5py.File(image(Path(path)), "r", locking=False)
+        file = _opened(image(Path(path)))
     except Exception as e:  # HDF5 and h5py raise almost anything on damaged bytes
         raise UserError(f"{path}: cannot be opened as HDF5: {(str(e).splitlines() or [repr(e)])[0]}") from None
     try:
@@ -463,6 +463,16 @@ def reading(path: str | Path) -> Iterator[h5py.File]:
         raise
     except Exception as e:
         raise UserError(f"{path}: is damaged: {type(e).__name__}: {e}") from None
+
+
+def _opened(content: Any) -> h5py.File:
+    """A file opened without a lock; where this process has it open with one, as h5py does by default, likewise."""
+    try:
+        return h5py.File(content, "r", locking=False)
+    except OSError as e:
+        if "locking flag" not in str(e):
+            raise
+        return h5py.File(content, "r")
 
 
 def _check(file: h5py.File, path: str | Path) -> None:

@@ -64,7 +64,8 @@ def save(figure: Any, path: Path) -> None:
 def plain(text: str) -> str:
     """A text as matplotlib is to show it: no formulas, nothing that cannot be printed."""
     text = "".join(c if c.isprintable() else "�" for c in text.encode("utf-8", "replace").decode())
-    return text.replace("$", r"\$")
+    text = text.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text  # legends leave out what begins with it
 
 
 def line(index: int) -> dict[str, Any]:
