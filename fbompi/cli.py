@@ -48,6 +48,7 @@ def fbompi() -> None:
     fbompi inspect RUN.h5          what happened
     fbompi resume RUN.h5           go on with a run that was stopped or killed
     fbompi replay RUN.h5 --verify  the same arrivals again, in one process
+    fbompi plot RUN.h5             a picture of it; compare and report for several runs
 
     Exit status: 0 complete, 1 failed, 2 a mistake told in one line, 4 complete with losses, 75 stopped, resumable.
     """

@@ -114,7 +114,8 @@ def test_the_story_of_the_long_run_in_the_readme_is_true(fbompi, tmp_path: Path)
 def test_help_has_an_example_for_every_command(fbompi) -> None:
     of_data = [["data", name] for name in ("import", "get", "list", "show")]
     of_bench = [["bench", name] for name in ("link", "kernels", "location")]
-    for words in (["run"], ["resume"], ["replay"], ["inspect"], ["list"], ["doctor"], *of_bench, *of_data):
+    of_runs = [[name] for name in ("run", "resume", "replay", "inspect", "plot", "compare", "report")]
+    for words in (*of_runs, ["list"], ["doctor"], *of_bench, *of_data):
         assert re.search(rf"^  fbompi {' '.join(words)}", fbompi(*words, "--help").out, re.M), words
 
 
@@ -124,7 +125,12 @@ def test_a_wheel_installs_one_name_and_the_command(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("fbompi-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {n.split("/")[0] for n in names if ".dist-info" not in n} == {"fbompi"}
-    assert {"fbompi/kernels/regression.py", "fbompi/data/digits.npz", "fbompi/py.typed"} <= set(names)
+    assert {
+        "fbompi/kernels/regression.py",
+        "fbompi/data/digits.npz",
+        "fbompi/py.typed",
+        "fbompi/report/report.js",
+    } <= set(names)
 
 
 @pytest.mark.slow

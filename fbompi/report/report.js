@@ -349,7 +349,7 @@
     const step = Math.ceil(n / (width / 60));
     for (let i = 0; i < n; i += step) add(svg, "text", { x: left + (i + 0.5) * bar, y: height - bottom + 16, "text-anchor": "middle" }, found.from[i]);
     add(svg, "path", { class: "axis", d: `M${left} ${height - bottom}H${width - 10}` });
-    add(svg, "text", { class: "strong", x: (left + width) / 2, y: height - 6, "text-anchor": "middle" }, "age of an answer (rounds of communication)");
+    add(svg, "text", { class: "strong", x: (left + width) / 2, y: height - 6, "text-anchor": "middle" }, "age (rounds of communication)");
     add(svg, "text", { class: "strong", transform: `translate(11 ${(height - bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, "answers");
   }
 
