@@ -73,8 +73,9 @@ def story(page: str, file: str) -> list[str]:
 
 
 def commands() -> list:
-    """Those of the README; measuring takes a while."""
-    lines = sorted({w.strip() for w in re.findall(r"^(fbompi [^#\n]*)", README, re.M)} - set(story(README, "long.h5")))
+    """Those of the README that stand alone; measuring takes a while."""
+    told = {*story(README, "long.h5"), *story(README, "digits-")}
+    lines = sorted({w.strip() for w in re.findall(r"^(fbompi [^#\n]*)", README, re.M)} - told)
     return [pytest.param(line, marks=[pytest.mark.slow] if " bench " in line else []) for line in lines]
 
 
@@ -109,6 +110,21 @@ def test_the_story_of_the_long_run_in_the_readme_is_true(fbompi, tmp_path: Path)
     for line in (verify, until):
         result = fbompi(*line.split()[1:])
         assert result.status == 0 and "recorded rounds have the same bits" in result.out, result
+
+
+def test_the_story_of_looking_at_runs_in_the_readme_is_true(fbompi, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    lines = story(README, "digits-")
+    assert len(lines) == 6
+    for line in lines:
+        result = fbompi(*line.split()[1:])
+        assert result.status == 0, result
+    made = {path.name for path in tmp_path.iterdir()}
+    assert {"digits-afbo-overview.png", "costs.pdf", "compared.svg", "report.html"} <= made
+    code = re.findall(r"```python\n(.*?)\n```", README, re.S)[1]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "fraction of test images" in done.stdout, done.stderr
 
 
 def test_help_has_an_example_for_every_command(fbompi) -> None:
