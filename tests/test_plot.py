@@ -78,7 +78,7 @@ def drawn(files: dict[str, Path], tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-@pytest.mark.parametrize("count", [1, pytest.param(9, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [1, pytest.param(9, marks=pytest.mark.slow)])  # more than there are colours
 def test_every_kind_is_drawn_of_one_run_and_of_many(
     files: dict[str, Path], tmp_path: Path, kind: str, count: int
 ) -> None:
@@ -91,7 +91,7 @@ def test_every_kind_is_drawn_of_one_run_and_of_many(
 def test_pdf_and_svg_are_what_they_say_and_the_same_each_time(files: dict[str, Path], tmp_path: Path) -> None:
     for ending, head in {"pdf": b"%PDF", "svg": b"<?xml"}.items():
         for name in ("a", "b"):
-            plot([files["cleaning"]], "timeline", "round", "", tmp_path / f"{name}.{ending}")
+            plot([files["cleaning"]], "staleness", "round", "", tmp_path / f"{name}.{ending}")
         content = (tmp_path / f"a.{ending}").read_bytes()
         assert content.startswith(head) and content == (tmp_path / f"b.{ending}").read_bytes()
     assert not list(tmp_path.glob(".*"))
@@ -109,7 +109,7 @@ def test_the_overview_has_the_panels_that_apply(drawn: Callable[..., str]) -> No
 
 def test_labels_units_and_meanings_are_the_files_own(drawn: Callable[..., str]) -> None:
     assert "fraction of test images classified correctly" in drawn("cleaning", kind="metrics", metric="accuracy")
-    assert "‖x − x*‖ / ‖x*‖" in drawn("quadratic", kind="metrics")
+    assert "‖x − x*‖ / ‖x*‖" in drawn("quadratic", kind="metrics", metric="x_error")
     costs = drawn("cleaning", "quadratic", kind="costs", metric="upper")
     for text in ("outer round", "time (virtual seconds)", "bytes moved (MB)", "oracle calls (10³ samples)", "cleaning"):
         assert text in costs, text
@@ -205,7 +205,7 @@ def test_names_that_look_like_formulas_or_worse_are_drawn_as_they_are(files: dic
         with h5py.File(path, "r+") as file:
             file["trajectory/accuracy"].attrs["meaning"] = r"$\undefined{ 100 % $ of \\"
             file["partition"].attrs["rule"] = "$"
-    for which, kind in ((odd[:1], "overview"), (odd[1:2], "partition"), (odd[:2], "timeline"), (odd, "costs")):
+    for which, kind in ((odd[:1], "overview"), (odd[1:2], "partition"), (odd, "costs")):
         plot(which, kind, "round", "", tmp_path / "out.svg")
     for text in ("_x$ ü", r"$\frac{$", "&lt;b&gt;&amp;", r"$\undefined{ 100 % $"):
         assert text in words(tmp_path / "out.svg"), text

@@ -33,7 +33,9 @@ def panel(axes: Any, runs: Sequence[Run], names: Sequence[str]) -> None:
         axes.bar(range(len(runs)), [len(age) for age in ages], 0.5, color=PALE)
         axes.set_xticks(range(len(runs)), [plain(name) if len(runs) > 1 else "0" for name in names])
         axes.set_xlim(-1, len(runs))
-        axes.set_ylabel("answers, all in the round of their tasks")
+        axes.set_xlabel("age of an answer\n(rounds of communication)" if len(runs) == 1 else "")
+        axes.set_ylabel("answers" if len(runs) == 1 else "answers, all of age 0")
+        axes.grid(False, axis="x")
         return
     if len(runs) == 1:
         kinds = [code for code in runs[0].kinds if (runs[0].arrivals["kind"] == code).any()]

@@ -71,8 +71,9 @@ def whole(axes: Any, run: Run, a: Activity, lanes: np.ndarray) -> None:
     image = axes.imshow(shares, cmap=shades, vmin=0, vmax=1, aspect="auto", extent=extent, interpolation="nearest")
     bad = a.rejected & np.isin(a.client, lanes)
     place = {client: lane for lane, client in enumerate(lanes.tolist())}
-    axes.plot(a.arrived[bad] / factor, [place[c] for c in a.client[bad].tolist()], "x", color=RED, markersize=4,
-              markeredgewidth=1.2)  # fmt: skip
+    at = [place[c] for c in a.client[bad].tolist()]
+    for colour, width in (("white", 2.6), (RED, 1.3)):  # with a rim, on whatever shade
+        axes.plot(a.arrived[bad] / factor, at, "x", color=colour, markersize=4 + width / 2, markeredgewidth=width)
     bar = axes.figure.colorbar(image, ax=axes, fraction=0.025, pad=0.01)
     bar.set_label("time with a task", fontsize=7)
     bar.set_ticks([0, 0.5, 1], labels=["0 %", "50 %", "100 %"])
