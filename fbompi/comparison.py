@@ -38,10 +38,11 @@ class Mean:
         """The mean of what is known."""
         known = np.asarray(values, float)
         known = known[np.isfinite(known)]
-        if not len(known):
+        if not len(known) or not np.isfinite(known.mean()):
             return None
         spread = known.std(ddof=1) / np.sqrt(len(known)) * t_quantile(len(known) - 1) if len(known) > 1 else None
-        return cls(float(known.mean()), None if spread is None else float(spread), len(known))
+        half = float(spread) if spread is not None and np.isfinite(spread) else None
+        return cls(float(known.mean()), half, len(known))
 
     def figures(self) -> dict[str, Any]:
         """For machines."""
@@ -108,7 +109,7 @@ def _flat(run: Run) -> dict[str, Any]:
     """A run's configuration as section.key: value, with the link and the ranks that it really had."""
     keys = {f"{s}.{k}": v for s, table in run.config.items() for k, v in table.items() if (s, k) not in APART}
     keys.pop("run.link", None)
-    return {**keys, "link": run.link, "ranks": int(run.attributes["ranks"])}
+    return {**keys, "link": run.link, "ranks": run.ranks}
 
 
 def differences(groups: Sequence[Group]) -> dict[str, list[Any]]:
@@ -233,7 +234,7 @@ def _speedup(first: dict[str, Any], row: dict[str, Any]) -> dict[str, float | No
     if any(r["reached"] < len(r["seeds"]) for r in (first, row)):
         return dict.fromkeys(COSTS)
     pairs = {cost: (first["to_target"][cost]["mean"], row["to_target"][cost]["mean"]) for cost in COSTS}
-    return {cost: one / other if other > 0 else None for cost, (one, other) in pairs.items()}
+    return {cost: one / other if other > 0 and one > 0 else None for cost, (one, other) in pairs.items()}
 
 
 # For people

@@ -43,6 +43,8 @@ class Run:
         The whole configuration, defaults included, by section.
     columns : list of str
         The names that `run[name]` knows.
+    seed, ranks : int
+        As the file says.
     metrics : list of str
         Those that tell how well the run went, the most telling first.
     """
@@ -56,7 +58,10 @@ class Run:
             self._rows = min((len(column) for column in trajectory.values()), default=0)
             self._values = {n: c[: self._rows] for n, c in trajectory.items() if n not in ITERATES and c.ndim == 1}
             self._described = {n: (_text(c.attrs["meaning"]), _text(c.attrs["unit"])) for n, c in trajectory.items()}
+            self.seed, self.ranks = int(self.attributes["seed"]), int(self.attributes["ranks"])
             self._answers = len(file["events"])
+            _expect(file["events"], ("client", "kind", "age", "time_sent", "time_arrived", "compute"))
+            _expect(file["clients"], ("shard_size", "rank", "delay_factor", "state"))
             self._clients = _rows(file["clients"])
             # Format 1 had neither of these
             self._incidents, self._starts = (_rows(file[n]) if n in file else {} for n in ("incidents", "starts"))
@@ -109,10 +114,6 @@ class Run:
         return str(self.attributes["status"])
 
     @property
-    def seed(self) -> int:
-        return int(self.attributes["seed"])
-
-    @property
     def link(self) -> str:
         """mpi or virtual."""
         return str(self.attributes["link"])
@@ -133,12 +134,12 @@ class Run:
     def events(self) -> Any:
         """One row per answer: a pandas DataFrame, or without pandas a structured array."""
         log = self.arrivals
-        names = np.array([self.kinds.get(code, "?") for code in range(max(self.kinds, default=0) + 1)])
+        names = np.array([self.kinds.get(code, "?") for code in range(256)])
         columns = {name: log[name] for name in log.dtype.names or ()}
         if _has("pandas"):
             import pandas as pd
 
-            columns["kind"] = pd.Categorical.from_codes(log["kind"].astype(int), names.tolist())
+            columns["kind"] = pd.Categorical(names[log["kind"]], list(dict.fromkeys(self.kinds.values())))
         else:
             columns["kind"] = names[log["kind"]]
         if "rejected" in columns:
@@ -205,6 +206,11 @@ class Run:
     def _read(self, part: Any) -> Any:
         with reading(self.path) as file:
             return part(file)
+
+
+def _expect(table: h5py.Dataset, columns: tuple[str, ...]) -> None:
+    if missing := set(columns) - set(table.dtype.names or ()):
+        raise ValueError(f"{table.name} has no column {', '.join(sorted(missing))}")
 
 
 def _order(name: str) -> tuple[int, int, str]:

@@ -173,3 +173,18 @@ def test_what_is_no_run_file_is_told_in_one_line(complete: Path, tmp_path: Path)
         del file["clients"]
     with pytest.raises(UserError, match="damaged"):
         fbompi.open(tmp_path / "lacking.h5")
+
+
+def test_numbers_and_names_that_make_no_sense_end_in_one_line_or_in_a_question_mark(
+    complete: Path, tmp_path: Path
+) -> None:
+    shutil.copy(complete, tmp_path / "odd.h5")
+    with h5py.File(tmp_path / "odd.h5", "r+") as file:
+        rows = file["events"][:]
+        rows["kind"][0] = 200
+        file["events"][:] = rows
+    assert len(fbompi.open(tmp_path / "odd.h5").events) > 0
+    with h5py.File(tmp_path / "odd.h5", "r+") as file:
+        file.attrs["ranks"] = "many"
+    with pytest.raises(UserError, match="damaged"):
+        fbompi.open(tmp_path / "odd.h5")
