@@ -139,7 +139,8 @@ class Run:
         if _has("pandas"):
             import pandas as pd
 
-            columns["kind"] = pd.Categorical(names[log["kind"]], list(dict.fromkeys(self.kinds.values())))
+            known = dict.fromkeys([*self.kinds.values(), *np.unique(names[log["kind"]]).tolist()])
+            columns["kind"] = pd.Categorical(names[log["kind"]], list(known))
         else:
             columns["kind"] = names[log["kind"]]
         if "rejected" in columns:
