@@ -9,6 +9,7 @@ import numpy as np
 from fbompi.runs import Run
 
 SLOW = 2.0  # times as long as usual for an answer: a straggler
+ENOUGH = 30  # answers for a median to be believed
 
 
 @dataclass
@@ -33,18 +34,15 @@ class Activity:
     left: dict[int, float]  # since when clients are left out
     adopted: dict[int, float]  # when clients were adopted
 
-    @property
-    def marked(self) -> list[int]:
-        """Clients that something befell, or that are slow."""
-        return sorted({*self.slow, *self.left, *self.adopted, *self.client[self.rejected].tolist()})
-
     def shown(self, most: int) -> np.ndarray:
-        """Which clients to show where there is no room for all: those that are marked, then the first."""
+        """Which clients to show where there is no room for all: those that something befell, then slow ones, but some
+        ordinary ones beside them."""
         if self.clients <= most:
             return np.arange(self.clients)
-        chosen = self.marked[:most]
-        others = [c for c in range(most) if c not in set(chosen)]
-        return np.array(sorted(chosen + others[: most - len(chosen)]))
+        marked = dict.fromkeys([*self.left, *self.adopted, *self.client[self.rejected].tolist(), *self.slow])
+        chosen = list(marked)[: most * 3 // 4]
+        ordinary = [c for c in range(min(self.clients, most + len(marked))) if c not in marked]
+        return np.array(sorted([*chosen, *ordinary[: most - len(chosen)]]))
 
     def under_way(self, client: int) -> np.ndarray:
         """When a client had any task: stretches of time, (begin, end) in a row each, in order."""
@@ -88,16 +86,25 @@ def activity(run: Run) -> Activity:
     time = run["time"][np.isfinite(run["time"])]
     end = max(float(arrived.max(initial=0.0)), float(time[-1]) if len(time) else 0.0)
     return Activity(count, end, client, sent, sent + before, compute, arrived, log["age"], log["kind"], rejected,
-                    _slow(run, client, arrived - sent, count), left, adopted)  # fmt: skip
+                    _slow(run, client, arrived - sent), left, adopted)  # fmt: skip
 
 
 def _any(run: Run) -> bool:
     return bool(len(run.incidents))
 
 
-def _slow(run: Run, client: np.ndarray, seconds: np.ndarray, count: int) -> list[int]:
-    """Stragglers: those that the configuration made slow, and those that take far longer than is usual."""
-    made = np.flatnonzero(np.asarray(run.clients["delay_factor"]) > 1).tolist()
-    medians = {c: float(np.median(seconds[client == c])) for c in np.unique(client).tolist()} if count <= 2000 else {}
-    usual = float(np.median(list(medians.values()))) if medians else 0.0
-    return sorted({*made, *(c for c, median in medians.items() if usual > 0 and median > SLOW * usual)})
+def _slow(run: Run, client: np.ndarray, seconds: np.ndarray) -> list[int]:
+    """Stragglers: those that the configuration made slow; on real ranks also those whose answers take far longer than
+    is usual, where there are enough of them to tell."""
+    slow = set(np.flatnonzero(np.asarray(run.clients["delay_factor"]) > 1).tolist())
+    if run.link == "mpi":
+        order = np.argsort(client, kind="stable")
+        who, first = np.unique(client[order], return_index=True)
+        medians = {
+            c: float(np.median(part))
+            for c, part in zip(who.tolist(), np.split(seconds[order], first[1:]))
+            if len(part) >= ENOUGH
+        }
+        usual = float(np.median(list(medians.values()))) if medians else 0.0
+        slow |= {c for c, median in medians.items() if median > SLOW * usual}
+    return sorted(slow)

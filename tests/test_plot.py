@@ -185,6 +185,17 @@ def test_where_there_are_too_many_clients_those_that_stand_out_are_shown() -> No
     a = Activity(1000, 1.0, no, no, no, no, no, no, no, no > 0, [700], {900: 0.5}, {})
     shown = a.shown(40).tolist()
     assert len(shown) == 40 and {700, 900} <= set(shown) and shown == sorted(shown)
+    a.slow = list(range(100, 900))
+    shown = a.shown(40).tolist()
+    assert len(shown) == 40 and 900 in shown and shown[:10] == list(range(10))  # ordinary ones to compare with
+
+
+def test_chance_makes_no_stragglers(tmp_path: Path) -> None:
+    keys = options(run_problem="quadratic", run_rounds=3, clients_count=100, delays_stragglers=3)
+    run = Run(ran(tmp_path / "run.h5", *keys))
+    assert activity(run).slow == np.flatnonzero(np.asarray(run.clients["delay_factor"]) > 1).tolist()
+    run.attributes["link"] = "mpi"
+    assert len(activity(run).slow) == 3  # too few answers each to add others
 
 
 def test_numbers_are_scaled_to_units_that_can_be_read() -> None:

@@ -16,7 +16,7 @@ from fbompi.runs import Run
 
 MOST_ROWS = 2000  # of a curve
 MOST_EVENTS = 100_000  # of a timeline; rejected answers are always there
-MOST_CLIENTS = 100
+MOST_CLIENTS = 60
 
 
 def content(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:

@@ -240,11 +240,12 @@
 
   function drawLanes() {
     const t = timeline(Number(by("lanes-run").value)), m = t.lanes.length;
-    const tall = Math.max(6, Math.min(20, 420 / m)), top = 6, bottom = 44, height = top + bottom + tall * m;
-    const width = prepare(lanes, height), slow = new Set(t.slow), left = slow.size ? 74 : 48, right = 10;
+    const tall = Math.max(13, Math.min(20, 420 / m)), top = 6, bottom = 44, height = top + bottom + tall * m;
+    const width = prepare(lanes, height), slow = new Set(t.slow), right = 10;
+    const called = t.lanes.map(c => c + (slow.has(c) ? " slow" : "")), left = 30 + 7.5 * Math.max(...called.map(w => w.length));
     const [t0, t1] = t.view, wide = width - left - right, X = v => left + (v - t0) / (t1 - t0) * wide;
     const clamp = v => Math.max(left, Math.min(left + wide, v));
-    const gone = new Map(t.left), every = Math.ceil(12 / tall);
+    const gone = new Map(t.left);
     const inView = [];
     t.of.forEach((list, lane) => { for (const i of list) if (t.arrived[i] >= t0 && t.sent[i] <= t1) inView.push(i); });
     const single = inView.length / m <= wide / 5;
@@ -255,11 +256,8 @@
     for (let lane = 0; lane < m; lane++) {
       const y = top + lane * tall, a = (y + tall * 0.14).toFixed(1), h = (tall * 0.72).toFixed(1);
       add(lanes, "rect", { class: "lane", x: left, y: a, width: wide, height: h });
-      if (lane % every === 0 || slow.has(t.lanes[lane]) || gone.has(lane)) {
-        const odd = slow.has(t.lanes[lane]) || gone.has(lane);
-        add(lanes, "text", { x: left - 5, y: y + tall / 2 + 4, "text-anchor": "end", class: odd ? "alarm" : "" },
-          t.lanes[lane] + (slow.has(t.lanes[lane]) ? " slow" : ""));
-      }
+      const odd = slow.has(t.lanes[lane]) || gone.has(lane);
+      add(lanes, "text", { x: left - 5, y: y + tall / 2 + 4, "text-anchor": "end", class: odd ? "alarm" : "" }, called[lane]);
       const cover = new Float32Array(Math.ceil(wide) + 1), s = t.stretches[lane];
       for (let i = 0; i < s.length; i += 2) {
         if (s[i + 1] < t0 || s[i] > t1) continue;
