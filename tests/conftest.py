@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,17 @@ PYTHONS = {"default": sys.executable}
 for entry in filter(None, os.environ.get("FBOMPI_TEST_PYTHONS", "").split(",")):
     name, _, path = entry.partition(":")
     PYTHONS[name] = path
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Of the workers that share the tests, one waits for the others where a test is marked to run alone."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run is None:
+        return (yield)
+    with open(Path(tempfile.gettempdir(), f"fbompi-tests-{run}"), "w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        return (yield)
 
 
 class Result:

@@ -14,6 +14,7 @@ ATTEMPTS = 3  # one good median of several: what others do to the machine meanwh
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("rows", "dtype", "times"),
     [(12_000, np.float64, 1.3), (12_000, np.float32, 1.15), (60_000, np.float32, 1.5), (60_000, np.uint8, 2.3)],
@@ -34,6 +35,7 @@ def test_a_hessian_product_is_faster_than_any_by_hand_and_near_the_limit(rows, d
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_coordinates_of_a_jacobian_advance_together_for_less_than_half_of_what_they_cost_alone() -> None:
     """Where one solve alone leaves the arithmetic idle; a softmax of ten classes does not."""
     rows, features, outputs = jacobian.SHAPES[0]

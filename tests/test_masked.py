@@ -436,6 +436,7 @@ def cost_of_products(repeats: int = 9) -> timing.Case:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_cost_of_a_product_falls_with_the_coordinates_held(monkeypatch) -> None:
     """In proportion for whole features; where coordinates are random, half of all features are still held at 1/16."""
     monkeypatch.setattr(regression, "DENSE_ENOUGH", AS_IT_COMES)

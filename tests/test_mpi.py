@@ -40,6 +40,7 @@ def test_mpirun_by_hand_is_the_same_as_n(tmp_path) -> None:
     assert figures["status"] == "complete" and figures["ranks"] == 3 and figures["link"] == "mpi"
 
 
+@pytest.mark.alone
 def test_injected_delays_are_held_in_real_time(run_file) -> None:
     base = options(
         run_problem="quadratic", run_rounds=2, algorithm_inner_rounds=2, algorithm_terms=2, algorithm_quorum=0,

@@ -57,6 +57,7 @@ def test_fedmbo_learns_a_representation_in_fewer_rounds_than_fednest(real_data, 
     assert accuracy[-1] >= 0.8  # and it is not a lucky moment
 
 
+@pytest.mark.alone
 def test_a_round_of_fedmbo_takes_a_twentieth_of_fednests(real_data) -> None:
     """FedNest's own code takes 1.30 s a round on one thread where a 1500³ product takes 0.08 s."""
     real_data("mnist")
@@ -94,6 +95,7 @@ def error_without_weights() -> float:
     return error
 
 
+@pytest.mark.alone
 def test_one_client_cleans_as_fast_as_the_centralised_method(real_data) -> None:
     """A compiled SOBA gets to 14 % test error in 1.6 s where a 1500³ product takes 0.08 s, and to 13.5 % in 22 s."""
     real_data("mnist")
@@ -115,6 +117,7 @@ def test_one_client_cleans_as_fast_as_the_centralised_method(real_data) -> None:
     assert error <= 0.135
 
 
+@pytest.mark.alone
 def test_recording_and_checkpoints_take_less_than_a_twentieth_of_the_time(real_data, tmp_path, monkeypatch) -> None:
     """Everything that the recorder does, what it asks clients to evaluate included."""
     real_data("mnist")

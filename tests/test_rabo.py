@@ -309,6 +309,7 @@ def test_a_quarter_of_the_model_is_at_most_three_tenths_of_the_bytes_and_of_the_
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("algorithm", ["rabo", "rafbo"])
 @pytest.mark.parametrize("problem", ["hyperrep", "regcoef"])
 def test_a_quarter_of_the_model_is_less_time_too(problem: str, algorithm: str, real_data) -> None:

@@ -180,7 +180,7 @@ def test_a_run_that_has_just_begun_has_a_page(files: list[Path], tmp_path: Path)
         file["events"].resize(0, axis=0)
         file.attrs["status"] = "running"
     report([tmp_path / "run.h5"], tmp_path / "a.html")
-    assert "running, or killed" in (tmp_path / "a.html").read_text()
+    assert "killed while it ran" in (tmp_path / "a.html").read_text()
     with pytest.raises(UserError):
         report([tmp_path / "a.html"], tmp_path / "b.html")
 

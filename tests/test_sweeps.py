@@ -250,6 +250,7 @@ ATTEMPTS = 5
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_logistic_sweep_reads_its_next_rows_while_it_computes():
     """At most three quarters of reading all rows and computing with rows in the cache, one after the other.
 
@@ -266,6 +267,7 @@ def test_a_logistic_sweep_reads_its_next_rows_while_it_computes():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("n", [10, 50, 100])
 def test_a_location_sweep_is_eighty_times_as_fast_as_numpy(n):
     from fbompi.bench.sweeps import location
