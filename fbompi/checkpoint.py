@@ -24,7 +24,7 @@ import h5py
 import numpy as np
 
 from fbompi.errors import UserError
-from fbompi.hdf5 import contained, created, measured
+from fbompi.hdf5 import contained, created, keep_names, measured
 from fbompi.links.link import LinkState
 
 FORMAT, FORMAT_VERSION = "fbompi-checkpoint", 1
@@ -213,6 +213,7 @@ def write(run_file: Path, checkpoint: Checkpoint) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.replace(last, before)
         os.replace(temporary, last)
+        keep_names(last.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -6,7 +6,7 @@ import io
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,16 @@ def created(path: Path) -> Iterator[h5py.File]:
         if raw.error is not None:
             raise raw.error
         os.fsync(raw.fileno())
+
+
+def keep_names(directory: Path) -> None:
+    """Let a loss of power not undo what was renamed in a directory; where that cannot be asked for, it is not."""
+    with suppress(OSError):
+        place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(place)
+        finally:
+            os.close(place)
 
 
 def contained(file: h5py.File) -> None:

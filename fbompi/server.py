@@ -12,12 +12,15 @@ import numpy as np
 from fbompi import checkpoint, record
 from fbompi.checkpoint import Checkpoint
 from fbompi.config import Config
+from fbompi.destination import Destination
 from fbompi.errors import UserError
 from fbompi.journal import Lock
+from fbompi.layout import CLIENT, STATES, Layout
 from fbompi.links import mpi
 from fbompi.links.link import Link, RanksLost
 from fbompi.progress import Progress
-from fbompi.record import CLIENT, IN_SCRIPTS, STATES, Destination, Layout, Recorder, RunFile, Unwritable, script_of
+from fbompi.record import RunFile, Unwritable, script_of
+from fbompi.recorder import IN_SCRIPTS, Recorder
 from fbompi.run import Driver, Parts, dealing
 from fbompi.signals import Stop
 from fbompi.status import LOSSES, RESUMABLE

@@ -12,7 +12,8 @@ import numpy as np
 
 from fbompi.config import tomllib
 from fbompi.journal import is_being_written
-from fbompi.record import COUNTERS, reading
+from fbompi.layout import COUNTERS
+from fbompi.record import reading
 
 NOT_METRICS = {"round", "time", "age", "smoothness", "x", "y", *COUNTERS}
 A_FEW = 6  # lines of a page for what may be many

@@ -14,7 +14,7 @@ from conftest import ROOT, options
 from federation import ran
 
 from fbompi import registry
-from fbompi.record import FORMAT_VERSION
+from fbompi.layout import FORMAT_VERSION
 
 PAGE = (ROOT / "docs/layout.md").read_text(encoding="utf-8")
 NAMES = set(re.findall(r"`([^`\n]+)`", PAGE))

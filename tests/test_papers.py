@@ -21,7 +21,7 @@ from fbompi.kernels.regression import Regression
 from fbompi.launch import find_launcher, flags
 from fbompi.problems.cleaning import Cleaning
 from fbompi.problems.hypercleaning import HyperCleaning
-from fbompi.record import Recorder
+from fbompi.recorder import Recorder
 from fbompi.run import Driver
 
 pytestmark = pytest.mark.slow

@@ -21,6 +21,7 @@ from fbompi import checkpoint, journal, record, server, start
 from fbompi.config import resolve
 from fbompi.links.virtual import VirtualLink
 from fbompi.progress import Progress
+from fbompi.recorder import Recorder
 from fbompi.replay import replay
 from fbompi.resume import resumed_config
 from fbompi.run import Driver, build, link_arguments
@@ -51,7 +52,7 @@ def _begun(tables: dict[str, dict[str, Any]], path: Path) -> bytes:
     driver = Driver(parts, link)
     file = record.create(server.destination(parts.config, False), server._layout(parts, driver, link, WHERE))
     file.begin({**WHERE, "config": parts.config.text()}, 0)
-    recorder = record.Recorder(file, driver, Progress(4, "", quiet=True))
+    recorder = Recorder(file, driver, Progress(4, "", quiet=True))
     recorder.see(driver.state, link)
     for _ in range(3):
         driver.advance()
