@@ -31,7 +31,7 @@ def panel(axes: Any, run: Run, against: str) -> None:
     axes.set_xlabel(label(against, word))
     axes.set_ylabel("mean weight")
     whole_numbers(axes, against)
-    axes.legend(loc="center right")
+    axes.legend(loc="upper left")  # curves begin in the middle, and part to the right
 
 
 def figure(figure_of: Any, runs: Sequence[Run], names: Sequence[str], against: str) -> Any:
