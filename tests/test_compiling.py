@@ -196,7 +196,7 @@ def start(directory: str, dtype: np.dtype, go, failures) -> None:
         failures.put(repr(error))
 
 
-@pytest.mark.parametrize("starts", [2, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("starts", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_sixteen_processes_with_two_signatures_start_at_once(tmp_path: Path, starts: int) -> None:
     fork = get_context("fork")  # the parent has imported Numba: it is the cache that is tested, not the import
     for number in range(starts):
