@@ -16,6 +16,7 @@ from fbompi.data.commands import data
 from fbompi.errors import UserError
 from fbompi.options import JSON, KEYS, QUIET
 from fbompi.plots.commands import compare, plot, report
+from fbompi.watch.commands import watch
 
 # Linear algebra with threads of its own would give other bits on another number of cores, and ranks would fight
 # for cores. It must be said before NumPy is loaded, and can be overruled from outside.
@@ -45,6 +46,7 @@ def fbompi() -> None:
     \b
     fbompi run                     a first run in this process, seconds
     fbompi run -n 4                the same on MPI: a server and three ranks of clients
+    fbompi watch RUN.h5            how it is going, live
     fbompi inspect RUN.h5          what happened
     fbompi resume RUN.h5           go on with a run that was stopped or killed
     fbompi replay RUN.h5 --verify  the same arrivals again, in one process
@@ -377,7 +379,7 @@ def _counts(option: str, text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-for _command in (data, plot, compare, report):
+for _command in (data, plot, compare, report, watch):
     fbompi.add_command(_command)
 
 

@@ -73,11 +73,14 @@ def summary(path: str | Path) -> dict[str, Any]:
 
 def _table(file: h5py.File, name: str) -> list[dict[str, Any]]:
     """The rows of a table; none, where the file is of a format that did not have it."""
-    if name not in file:
-        return []
-    rows = file[name][:]
-    texts = [k for k in rows.dtype.names if h5py.check_string_dtype(rows.dtype[k])]
-    columns = {k: rows[k].tolist() for k in rows.dtype.names}
+    return records(file[name][:]) if name in file else []
+
+
+def records(rows: np.ndarray) -> list[dict[str, Any]]:
+    """Rows of a table, each by the names of its columns."""
+    names = rows.dtype.names or ()
+    texts = [k for k in names if h5py.check_string_dtype(rows.dtype[k])]
+    columns = {k: rows[k].tolist() for k in names}
     columns |= {k: [text.decode(errors="replace") for text in columns[k]] for k in texts}
     return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
@@ -156,16 +159,16 @@ def page(s: dict[str, Any]) -> str:
             f"computed {cost['client_seconds']:.3g} s, the server {cost['server_seconds']:.3g} s; "
             f"a client's tasks took at most {s['peak_memory'] / 1e3:,.0f} kB beside its data"
         )
-    lines += _few([f"resumed in round {start['round']} on {_many(start['ranks'], 'rank')}, {start['created']}"
+    lines += few([f"resumed in round {start['round']} on {_many(start['ranks'], 'rank')}, {start['created']}"
                    for start in s["starts"][1:]])  # fmt: skip
     bad = {k: n for k, n in clients["states"].items() if n and k != "alive"}
     if bad:
         lines.append("clients: " + ", ".join(f"{n} {k}" for k, n in bad.items()))
-    lines += [f"  {line}" for line in _few(_incident_lines(s["incidents"], unit))]
-    return _printable("\n".join(lines))
+    lines += [f"  {line}" for line in few(incident_lines(s["incidents"], unit))]
+    return printable("\n".join(lines))
 
 
-def _incident_lines(incidents: list[dict[str, Any]], unit: str) -> list[str]:
+def incident_lines(incidents: list[dict[str, Any]], unit: str) -> list[str]:
     """What befell ranks and clients: those that fared alike at the same moment in one line, rejected answers in one."""
     alike: dict[tuple, list[dict[str, Any]]] = {}
     for i in incidents:
@@ -198,11 +201,11 @@ def _many(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-def _few(lines: list[str]) -> list[str]:
+def few(lines: list[str]) -> list[str]:
     return lines if len(lines) <= A_FEW else [*lines[:A_FEW], f"… and {len(lines) - A_FEW} more"]
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Without characters that this terminal cannot show."""
     encoding = sys.stdout.encoding or "ascii"
     return text.encode(encoding, "replace").decode(encoding)

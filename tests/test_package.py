@@ -94,7 +94,7 @@ def test_the_commands_of_the_readme_run(fbompi, real_data, line: str) -> None:
 @needs_mpi
 def test_the_story_of_the_long_run_in_the_readme_is_true(fbompi, tmp_path: Path) -> None:
     """It is interrupted for real; of its many rounds a few more are enough."""
-    begin, resume, verify, until = story(README, "long.h5")
+    begin, resume, watch, verify, until = story(README, "long.h5")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-m", *begin.split()]
     run = subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
@@ -108,6 +108,8 @@ def test_the_story_of_the_long_run_in_the_readme_is_true(fbompi, tmp_path: Path)
     assert done >= 20
     result = fbompi(*resume.split()[1:], "-o", f"run.rounds={done + 20}")
     assert result.status == 0 and f"complete, {done + 20} of {done + 20} rounds" in result.out, result
+    result = fbompi(*watch.split()[1:])
+    assert result.status == 0 and f"complete, round {done + 20} of {done + 20}" in result.out, result
     for line in (verify, until):
         result = fbompi(*line.split()[1:])
         assert result.status == 0 and "recorded rounds have the same bits" in result.out, result
@@ -131,7 +133,7 @@ def test_the_story_of_looking_at_runs_in_the_readme_is_true(fbompi, tmp_path: Pa
 def test_help_has_an_example_for_every_command(fbompi) -> None:
     of_data = [["data", name] for name in ("import", "get", "list", "show")]
     of_bench = [["bench", name] for name in ("link", "kernels", "location")]
-    of_runs = [[name] for name in ("run", "resume", "replay", "inspect", "plot", "compare", "report")]
+    of_runs = [[name] for name in ("run", "resume", "replay", "watch", "inspect", "plot", "compare", "report")]
     for words in (*of_runs, ["list"], ["doctor"], *of_bench, *of_data):
         assert re.search(rf"^  fbompi {' '.join(words)}", fbompi(*words, "--help").out, re.M), words
 
