@@ -16,6 +16,7 @@ from fbompi.data.commands import data
 from fbompi.errors import UserError
 from fbompi.options import JSON, KEYS, QUIET
 from fbompi.plots.commands import compare, plot, report
+from fbompi.sweep.commands import sweep
 from fbompi.watch.commands import watch
 
 # Linear algebra with threads of its own would give other bits on another number of cores, and ranks would fight
@@ -49,6 +50,7 @@ def fbompi() -> None:
     fbompi watch RUN.h5            how it is going, live
     fbompi inspect RUN.h5          what happened
     fbompi resume RUN.h5           go on with a run that was stopped or killed
+    fbompi sweep -o KEY=A,B        all combinations, times seeds, compared
     fbompi replay RUN.h5 --verify  the same arrivals again, in one process
     fbompi plot RUN.h5             a picture of it; compare and report for several runs
 
@@ -379,7 +381,7 @@ def _counts(option: str, text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-for _command in (data, plot, compare, report, watch):
+for _command in (data, plot, compare, report, watch, sweep):
     fbompi.add_command(_command)
 
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
+from fbompi.attendance import Attendance
 from fbompi.errors import UserError
 from fbompi.links.mpi import SERVER_KILLED, STARTED, WHEREABOUTS
 from fbompi.progress import TERMINAL
-from fbompi.signals import STOPPING
 from fbompi.status import FAILED
-
-PR_SET_PDEATHSIG = 1  # of prctl: the signal that a process gets when its parent dies
 
 
 @dataclass(frozen=True)
@@ -97,52 +92,18 @@ def launch(ranks: int, arguments: list[str], quiet: bool = False) -> NoReturn:
         import shlex
 
         print("$ " + shlex.join(words), file=sys.stderr, flush=True)
-    with tempfile.NamedTemporaryFile(prefix="fbompi-") as whereabouts:
+    with tempfile.NamedTemporaryFile(prefix="fbompi-") as whereabouts, Attendance() as attendance:
         environment = {
             "OMP_NUM_THREADS": "1", **os.environ, TERMINAL: "1" if sys.stderr.isatty() else "0",
             WHEREABOUTS: whereabouts.name,
         }  # fmt: skip
-        status = _attended(words, environment)
+        status = attendance.status_of(words, environment)
         server = whereabouts.read()
-    last_words = re.fullmatch(rb"(\d+) (.*)", server, re.DOTALL)
-    if last_words:
-        print(last_words[2].decode(errors="replace"), file=sys.stderr)
-        status = int(last_words[1])
-    elif server == STARTED:
-        print(SERVER_KILLED, file=sys.stderr)
-        status = status or FAILED  # a fault-tolerant mpirun finds nothing wrong with dead ranks
+        last_words = re.fullmatch(rb"(\d+) (.*)", server, re.DOTALL)
+        if last_words:
+            print(last_words[2].decode(errors="replace"), file=sys.stderr)
+            status = int(last_words[1])
+        elif server == STARTED:
+            print(SERVER_KILLED, file=sys.stderr)
+            status = status or FAILED  # a fault-tolerant mpirun finds nothing wrong with dead ranks
     raise SystemExit(status)
-
-
-def _attended(words: list[str], environment: dict[str, str]) -> int:
-    """The status of an mpirun that ends when this process does.
-
-    Open MPI's answers SIGTERM and Ctrl-C by killing all ranks a quarter of a second later, but passes SIGUSR1 on and
-    waits. So the first signal reaches the ranks as SIGUSR1; the second ends them at once. mpirun is in a process
-    group of its own, or a terminal's Ctrl-C would go to it too.
-    """
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-
-    def prepare() -> None:
-        os.setpgid(0, 0)
-        if prctl is not None:  # Linux
-            prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # what is blocked here would stay so there
-
-    asked = 0
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked += 1
-        process.send_signal(signal.SIGUSR1 if asked == 1 else signal.SIGTERM)
-
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # until there is somebody to pass them on to
-    try:
-        process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, preexec_fn=prepare)
-    except OSError as e:
-        raise UserError(f"{words[0]}: cannot be started: {e.strerror}") from None
-    for number in STOPPING:
-        signal.signal(number, pass_on)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-    status = process.wait()
-    return status if status >= 0 else 128 - status
