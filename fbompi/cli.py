@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from fbompi import __version__
+from fbompi.completion import completion
 from fbompi.data.commands import data
 from fbompi.errors import UserError
 from fbompi.options import JSON, KEYS, QUIET
@@ -381,7 +382,7 @@ def _counts(option: str, text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-for _command in (data, plot, compare, report, watch, sweep):
+for _command in (data, plot, compare, report, watch, sweep, completion):
     fbompi.add_command(_command)
 
 

@@ -134,7 +134,7 @@ def test_help_has_an_example_for_every_command(fbompi) -> None:
     of_data = [["data", name] for name in ("import", "get", "list", "show")]
     of_bench = [["bench", name] for name in ("link", "kernels", "location")]
     of_runs = [[name] for name in ("run", "resume", "replay", "watch", "sweep", "inspect", "plot", "compare", "report")]
-    for words in (*of_runs, ["list"], ["doctor"], *of_bench, *of_data):
+    for words in (*of_runs, ["list"], ["doctor"], ["completion"], *of_bench, *of_data):
         assert re.search(rf"^  fbompi {' '.join(words)}", fbompi(*words, "--help").out, re.M), words
 
 

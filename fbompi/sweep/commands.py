@@ -8,13 +8,15 @@ from pathlib import Path
 
 import click
 
+from fbompi.completion import keys
 from fbompi.errors import UserError
 from fbompi.options import JSON
 
 
 @click.command()
 @click.argument("config", required=False, type=click.Path())
-@click.option("-o", "--option", "options", multiple=True, metavar="SECTION.KEY=A,B,C", help="Values of a key.")
+@click.option("-o", "--option", "options", multiple=True, metavar="SECTION.KEY=A,B,C", help="Values of a key.",
+              shell_complete=keys)  # fmt: skip
 @click.option("--seeds", type=click.IntRange(1), help="So many seeds, counted from run.seed; else one.")
 @click.option("--out", type=click.Path(), metavar="DIR", help="Where run files go; else CONFIG-sweep.")
 @click.option("-n", "--ranks", default=1, type=click.IntRange(1), help="Every run on so many ranks of MPI.")
