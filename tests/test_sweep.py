@@ -16,6 +16,7 @@ import pytest
 from conftest import ROOT, needs_mpi, options, trajectory
 
 from fbompi.errors import UserError
+from fbompi.journal import Lock
 from fbompi.sweep.plan import plan, values_of
 
 SMALL = options(run_problem="quadratic", run_rounds=4, clients_count=3)
@@ -81,6 +82,12 @@ def test_a_sweep_runs_what_is_missing_skips_what_is_complete_and_refuses_another
     assert [run["outcome"] for run in again["runs"]] == ["complete already"] * 2
     assert [len(group["files"]) for group in again["comparison"]["groups"]] == [1, 1]
     assert marks == {path: path.stat().st_mtime_ns for path in first.parent.iterdir()}
+    with h5py.File(first, "r+") as file:
+        file.attrs["status"] = "running"
+    lock = Lock(first)  # as somebody else's run
+    assert fbompi(*words, "--dry-run").out.split()[0] == "leave"
+    lock.release()
+    assert fbompi(*words, "--dry-run").out.split()[0] == "resume"
     other = fbompi(*[word.replace("rounds=4", "rounds=5") if isinstance(word, str) else word for word in words])
     assert other.status == 2 and "run.rounds is 4 there, 5 here" in other.err and len(other.err.splitlines()) == 1
 
@@ -94,7 +101,7 @@ def test_a_failed_run_does_not_keep_the_others_from_running(fbompi, tmp_path: Pa
 
 
 def test_ctrl_c_finishes_the_round_and_the_same_command_goes_on_to_the_same_bits(fbompi, tmp_path: Path) -> None:
-    words = ["sweep", *options(run_problem="quadratic", run_rounds=200, record_every=1, clients_count=3)]
+    words = ["sweep", *options(run_problem="quadratic", run_rounds=100, record_every=1, clients_count=3)]
     words += ["--seeds", "2", "--out", "s"]
     first, second = (tmp_path / f"s/seed={seed}.h5" for seed in (0, 1))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -130,7 +130,7 @@ class Watched:
         """Of a file that was not seen before, or begins anew."""
         self._run, self._events = run, 0
         self._incidents: list[dict[str, Any]] = []
-        self._last_event: Any = None
+        self._last_event = b""
         self._heard = self._age = self._ages = self._counts = np.empty(0)
         self._oldest = 0
 
@@ -200,13 +200,13 @@ class Watched:
         known = self._events
         same = run == self._run and len(events) >= known and len(self._heard) == count
         same = same and len(file.get("incidents", ())) >= len(self._incidents)
-        if not same or (known and events[known - 1] != last):
+        if not same or (known and events[known - 1].tobytes() != last):
             self._begin(run)
             self._heard, self._age = np.full(count, np.nan), np.full(count, np.nan)
             self._ages, self._counts = np.zeros(count), np.zeros(count)
         new = events[self._events :]
         if len(new):
-            self._last_event, self._events = new[-1], len(events)
+            self._last_event, self._events = new[-1].tobytes(), len(events)
             new = new[(new["client"] >= 0) & (new["client"] < count)]
             who = new["client"]
             self._heard[who], self._age[who] = new["time_arrived"], new["age"]  # of several, the last stands
