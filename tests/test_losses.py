@@ -251,7 +251,8 @@ def test_a_rank_that_dies_before_the_first_round_is_replaced(job, fbompi, tmp_pa
 def test_ranks_may_die_with_long_messages_under_way(job, fbompi, tmp_path) -> None:
     """Short messages are sent whether the receiver is there or not; long ones wait for it."""
     wide = options(run_problem="acting.py:Wide", problem_dim_x=100_000, problem_dim_y=2, algorithm_quorum=6)
-    under_way = job(*wide, *options(run_rounds=8, clients_count=9, record_every=4)).running(RANKS, tmp_path / "run.h5")
+    slow = options(run_rounds=12, clients_count=9, record_every=4, problem_pause=0.005)
+    under_way = job(*wide, *slow).running(RANKS, tmp_path / "run.h5")
     time.sleep(0.3)
     under_way.kill(1, 3)
     result = under_way.result(90)
