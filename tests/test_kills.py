@@ -241,6 +241,7 @@ def chain(case: Case, folder: Path, chance: random.Random, most: int, note: Call
         if job.process.poll() is not None:
             assert job.process.returncode == 0, job.said()
             job.said()
+            assert not any(checkpoint.exists() for checkpoint in beside(path))
             break
         job.kill()
         kills += 1
@@ -259,7 +260,6 @@ def chain(case: Case, folder: Path, chance: random.Random, most: int, note: Call
     if before is not None:
         before.are_in(final)
     case.check(path)
-    assert not any(checkpoint.exists() for checkpoint in beside(path))
     return kills
 
 
