@@ -10,12 +10,12 @@ from types import FrameType
 from typing import Any
 
 from fbompi.errors import UserError
-from fbompi.signals import STOPPING
+from fbompi.signals import STOPPING, Hearing
 
 PR_SET_PDEATHSIG = 1  # of prctl: the signal that a process gets when its parent dies
 
 
-class Attendance:
+class Attendance(Hearing):
     """While it is entered, signals that ask to stop are passed on to the process that is attended.
 
     Open MPI's mpirun answers SIGTERM and Ctrl-C by killing all ranks a quarter of a second later, but passes SIGUSR1 on
@@ -26,14 +26,6 @@ class Attendance:
     def __init__(self) -> None:
         self.asked = 0  # signals so far
         self._process: subprocess.Popen | None = None
-
-    def __enter__(self) -> Attendance:
-        self._before = {number: signal.signal(number, self._pass_on) for number in STOPPING}
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
     def status_of(self, words: list[str], environment: dict[str, str], **streams: Any) -> int:
         """Run a command to its end; its exit status as a shell has it."""
@@ -60,7 +52,7 @@ class Attendance:
         self._process = None
         return status if status >= 0 else 128 - status
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+    def _hear(self, number: int, frame: FrameType | None) -> None:
         self.asked += 1
         if self._process is not None:
             self._process.send_signal(signal.SIGUSR1 if self.asked == 1 else signal.SIGTERM)

@@ -28,8 +28,7 @@ class Recorder:
 
     def __init__(self, file: RunFile, driver: Any, progress: Any, resumed: Checkpoint | None = None) -> None:
         self.file, self.driver, self.progress = file, driver, progress
-        config = driver.parts.config
-        self.settings, self.rounds = config.record, config.run.rounds
+        self.settings = driver.parts.config.record
         rounds = file.file["trajectory/round"][:].tolist()
         self._row_of = {round_: row for row, round_ in enumerate(rounds)}
         self._known = rounds[-1] if rounds else -1  # the last round that was recorded before

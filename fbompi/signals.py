@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import signal
+from abc import ABC, abstractmethod
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
-class Stop:
-    """While it is entered, the first signal is only noted; the second ends the process as usual."""
+class Hearing(ABC):
+    """While it is entered, signals that ask to stop are told to `_hear`."""
 
-    def __init__(self) -> None:
-        self.asked = False
-
-    def __enter__(self) -> Stop:
-        self._before = {number: signal.signal(number, self._note) for number in STOPPING}
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._hear) for number in STOPPING}
         return self
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    @abstractmethod
+    def _hear(self, number: int, frame: FrameType | None) -> None: ...
+
+
+class Stop(Hearing):
+    """While it is entered, the first signal is only noted; the second ends the process as usual."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
     def ask(self) -> None:
         """Somebody else was asked to stop us; signals still count from the first."""
         self.asked = True
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _hear(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
         self.__exit__()
 

@@ -72,10 +72,6 @@ class RanksLost(Exception):
     """Ranks were lost, and the run is to stop for it; it can be resumed."""
 
 
-class Misfit(UserError):
-    """A script that cannot be followed: it is not that of this run, or it is damaged."""
-
-
 class ClientFailed(Exception):
     """A client's code raised on another rank; the text is that rank's traceback."""
 
@@ -473,17 +469,17 @@ class Link(ABC):
         step = self.script.pop(self.takes, None)
         if step is None:
             if self.script:
-                raise Misfit(f"the log of arrivals has no step {self.takes}: the run file is damaged")
+                raise UserError(f"the log of arrivals has no step {self.takes}: the run file is damaged")
             self.script = None  # from here on it is accident again
             return []
         if not all(0 <= client < self.clients for client in step.leaving):
-            raise Misfit(f"the log of arrivals tells of a client beyond {self.clients}: the run file is damaged")
+            raise UserError(f"the log of arrivals tells of a client beyond {self.clients}: the run file is damaged")
         if step.leaving:
             self._leaving = [(client, "as in the log") for client in step.leaving]
             self._let_go()
             return []
         if not step.answers.keys() <= self._tasks.keys():
-            raise Misfit(
+            raise UserError(
                 f"the log of arrivals does not fit: step {self.takes} takes answers to tasks that were not sent; "
                 "the file is damaged, or the problem, its data or this fbompi are not those of the run"
             )
