@@ -18,6 +18,10 @@ from fbompi.links.mpi import SERVER_KILLED, STARTED, WHEREABOUTS
 from fbompi.progress import TERMINAL
 from fbompi.status import FAILED
 
+# Where Open MPI keeps a job's files. Its own choice is a name made of mpirun's process number: a killed mpirun leaves the
+# files behind, and the next one that is given that number refuses to start.
+SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"
+
 
 @dataclass(frozen=True)
 class Launcher:
@@ -92,13 +96,15 @@ def launch(ranks: int, arguments: list[str], quiet: bool = False) -> NoReturn:
         import shlex
 
         print("$ " + shlex.join(words), file=sys.stderr, flush=True)
-    with tempfile.NamedTemporaryFile(prefix="fbompi-") as whereabouts, Attendance() as attendance:
+    with tempfile.TemporaryDirectory(prefix="fbompi-", ignore_cleanup_errors=True) as place, Attendance() as attendance:
+        whereabouts = Path(place, "server")
+        whereabouts.touch()
         environment = {
-            "OMP_NUM_THREADS": "1", **os.environ, TERMINAL: "1" if sys.stderr.isatty() else "0",
-            WHEREABOUTS: whereabouts.name,
+            "OMP_NUM_THREADS": "1", SESSIONS: place, **os.environ, TERMINAL: "1" if sys.stderr.isatty() else "0",
+            WHEREABOUTS: str(whereabouts),
         }  # fmt: skip
         status = attendance.status_of(words, environment)
-        server = whereabouts.read()
+        server = whereabouts.read_bytes()
         last_words = re.fullmatch(rb"(\d+) (.*)", server, re.DOTALL)
         if last_words:
             print(last_words[2].decode(errors="replace"), file=sys.stderr)
