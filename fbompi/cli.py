@@ -15,6 +15,7 @@ from fbompi import __version__
 from fbompi.completion import completion
 from fbompi.data.commands import data
 from fbompi.errors import UserError
+from fbompi.job.commands import job
 from fbompi.options import JSON, KEYS, QUIET
 from fbompi.plots.commands import compare, plot, report
 from fbompi.sweep.commands import sweep
@@ -65,12 +66,15 @@ def fbompi() -> None:
 @click.option("--out", type=click.Path(), help="The run file (same as -o run.out=...).")
 @RANKS
 @click.option("--overwrite", is_flag=True, help="Replace an existing run file.")
+@click.option(
+    "--resume", "go_on", is_flag=True, help="Go on with the run file if it is there; one that is complete stays."
+)
 @QUIET
 @JSON
 @click.option("--show-config", is_flag=True, help="Print the whole configuration as TOML and stop.")
 def run(
-    config: str | None, options: tuple[str, ...], out: str | None, ranks: int | None, overwrite: bool, quiet: bool,
-    as_json: bool, show_config: bool,
+    config: str | None, options: tuple[str, ...], out: str | None, ranks: int | None, overwrite: bool, go_on: bool,
+    quiet: bool, as_json: bool, show_config: bool,
 ) -> None:  # fmt: skip
     """Run a configuration (TOML); without one, a built-in example that takes seconds.
 
@@ -81,6 +85,7 @@ def run(
     fbompi run -n 4 -o run.rounds=100 --out first.h5
     mpirun -n 64 fbompi run jobs/hypercleaning.toml
     fbompi run -o run.algorithm=fedmbo -o run.problem=quadratic
+    fbompi run jobs/hypercleaning.toml --out run.h5 --resume     # again and again, until it is complete
     """
     from fbompi import config as configuration
 
@@ -95,12 +100,16 @@ def run(
     if show_config:
         click.echo(load().text(), nl=False)
         return
+    if go_on and overwrite:
+        raise click.UsageError("--resume goes on with a run file and --overwrite replaces it; leave one out")
+    if go_on and (path := _complete(load)):
+        return _show(path, as_json)
     if ranks is not None and ranks > 1 and _launch(ranks, quiet, load):
         return
     from fbompi import start
 
     try:
-        ended = start.run(load, overwrite, quiet)
+        ended = start.run(load, overwrite, quiet, go_on)
     except UserError as e:
         raise source.locate(e) from None
     _tell(ended, as_json)
@@ -198,15 +207,33 @@ def _launch(ranks: int, quiet: bool, check: Callable[[], object]) -> bool:
     return True
 
 
+def _complete(load: Callable[[], Any]) -> str:
+    """The run file of a configuration, if there is nothing left to do about it. Mistakes are told later, once."""
+    from fbompi.resume import begun
+
+    try:
+        config = load()
+        return config.run.out if begun(config) == "complete" else ""
+    except UserError:
+        return ""
+
+
+def _show(path: Any, as_json: bool) -> None:
+    """What a complete run has to show."""
+    from fbompi.links.mpi import launched_rank
+    from fbompi.summary import page, summary
+
+    if launched_rank() == 0:
+        figures = summary(path)
+        click.echo(json.dumps(figures) if as_json else f"{page(figures)}\n\n{path}")
+
+
 def _tell(ended: Any, as_json: bool) -> None:
     """What a finished run has to show."""
     if ended is None:  # on a rank that is not the server
         return
-    from fbompi.summary import page, summary
-
     try:
-        figures = summary(ended.path)
-        click.echo(json.dumps(figures) if as_json else f"{page(figures)}\n\n{ended.path}")
+        _show(ended.path, as_json)
     finally:  # mpirun may have closed our output with a rank that was lost
         if ended.losses:
             ended.leave()
@@ -382,7 +409,7 @@ def _counts(option: str, text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-for _command in (data, plot, compare, report, watch, sweep, completion):
+for _command in (data, plot, compare, report, watch, sweep, job, completion):
     fbompi.add_command(_command)
 
 

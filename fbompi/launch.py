@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,8 +19,10 @@ from fbompi.links.mpi import SERVER_KILLED, STARTED, WHEREABOUTS
 from fbompi.progress import TERMINAL
 from fbompi.status import FAILED
 
-# Where Open MPI keeps a job's files. Its own choice is a name made of mpirun's process number: a killed mpirun leaves the
-# files behind, and the next one that is given that number refuses to start.
+ADDED_FLAGS = "FBOMPI_MPIRUN"
+
+# Where Open MPI keeps a job's files. Its own choice is a name made of mpirun's process number: a killed mpirun leaves
+# the files behind, and the next one that is given that number refuses to start.
 SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"
 
 
@@ -57,18 +60,19 @@ def cores() -> int:
 
 
 def flags(launcher: Launcher, ranks: int) -> list[str]:
-    """What this launcher wants on this machine."""
-    words = []
+    """What this launcher wants on this machine, and what FBOMPI_MPIRUN adds."""
+    words, added = [], shlex.split(os.environ.get(ADDED_FLAGS, ""))
     if launcher.family == "openmpi":
         if os.geteuid() == 0:
             words.append("--allow-run-as-root")
         # Open MPI counts physical cores, or Slurm's tasks; and two small jobs would bind to the same cores.
-        words += ["--oversubscribe", "--bind-to", "none"]
+        words += [*([] if "--map-by" in added else ["--oversubscribe"])]
+        words += [*([] if "--bind-to" in added else ["--bind-to", "none"])]
         if _tolerates_faults(launcher):
             words += ["--with-ft", "ulfm"]
         if ranks > cores():  # waiting ranks must not take the cores from the working ones
             words += ["--mca", "mpi_yield_when_idle", "1"]
-    return words
+    return [*words, *added]
 
 
 def _tolerates_faults(launcher: Launcher) -> bool:
@@ -93,8 +97,6 @@ def launch(ranks: int, arguments: list[str], quiet: bool = False) -> NoReturn:
     """Run mpirun and leave with its status."""
     words = command(ranks, arguments)
     if not quiet:
-        import shlex
-
         print("$ " + shlex.join(words), file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="fbompi-", ignore_cleanup_errors=True) as place, Attendance() as attendance:
         whereabouts = Path(place, "server")

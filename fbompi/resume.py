@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fbompi.config import Config, Source, apply_option, resolve, tomllib
 from fbompi.errors import UserError
@@ -83,6 +84,39 @@ def _refuse_done(path: Path, config: Config) -> None:
         raise UserError(f"run.rounds = {config.run.rounds}: {path} has rounds up to {done} already")
     if status == "complete" and config.run.rounds == done:
         raise UserError(f"{path}: is complete after {done} rounds; to prolong it: -o run.rounds={2 * done}")
+
+
+def refuse_other(path: Path, attributes: dict, config: Config, may_differ: Sequence[str] = ()) -> None:
+    """Refuse a run file that is not of this configuration, with the key that differs."""
+    ours, theirs = _keys(tomllib.loads(config.text())), _keys(tables_of(path, attributes))
+    if config.clients.count == "auto":
+        theirs["clients.count"] = "auto"
+    for key in ours:
+        if ours[key] != theirs.get(key) and key not in ("run.out", "run.link", *may_differ):
+            raise UserError(
+                f"{path}: is of another configuration: {key} is {theirs.get(key)!r} there, {ours[key]!r} here; "
+                "choose another --out"
+            )
+
+
+def _keys(tables: dict[str, Any]) -> dict[str, Any]:
+    """A configuration as section.key: value."""
+    return {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
+
+
+def begun(config: Config) -> str:
+    """What there is of this configuration's run: missing, complete, or begun; refused, where its file is of another."""
+    if not config.run.out:
+        raise UserError("--resume: needs the name of the run file: add --out RUN.h5")
+    path = Path(config.run.out)
+    if not path.exists():
+        return "missing"
+    attributes = stored(path)
+    refuse_other(path, attributes, config, ["run.rounds"])
+    with reading(path) as file:
+        rounds = file["trajectory/round"]
+        done = int(rounds[-1]) if len(rounds) else 0
+    return "complete" if attributes["status"] == "complete" and done == config.run.rounds else "begun"
 
 
 def resumption(path: Path, config: Config) -> Resumption:

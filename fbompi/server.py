@@ -145,6 +145,8 @@ def _restore(driver: Driver, file: RunFile) -> Checkpoint | None:
     takes = 0
     if found is not None:
         driver.restore(found, where)
+        if (rounds := driver.parts.config.run.rounds) < driver.state.round:
+            raise UserError(f"run.rounds = {rounds}: {file.path} has rounds up to {driver.state.round} already")
         takes = found.link.takes
     elif file.events:
         print("fbompi: no checkpoint: what is recorded is gone through again from the start", file=sys.stderr)

@@ -52,5 +52,11 @@ def leave_to_server() -> None:
         signal.signal(number, _leave)
 
 
+def ignore() -> None:
+    """For a rank that has nothing left to stop: killed on its way out it would take the others with it."""
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _leave(number: int, frame: FrameType | None) -> None:
     """Nothing: the server decides."""

@@ -23,14 +23,23 @@ T = TypeVar("T")
 Prepare = Callable[[], tuple[Config, Callable[[], Any]]]  # the configuration, and who chooses the run file's place
 
 
-def run(load: Callable[[], Config], overwrite: bool, quiet: bool) -> Ended | None:
-    """Run a configuration; how it ended, or None on a rank that is not the server."""
+def run(load: Callable[[], Config], overwrite: bool, quiet: bool, go_on: bool = False) -> Ended | None:
+    """Run a configuration; how it ended, or None on a rank that is not the server. Where its run file has been begun,
+    `go_on` takes it up."""
 
     def prepare() -> tuple[Config, Callable[[], Any]]:
         config = load()
+        if go_on and _begun(config):
+            return _resumed(Path(config.run.out), [f"run.rounds={config.run.rounds}"])
         return config, lambda: _destination(config, overwrite)
 
     return _start(prepare, quiet)
+
+
+def _begun(config: Config) -> bool:
+    from fbompi.resume import begun
+
+    return begun(config) != "missing"
 
 
 def _destination(config: Config, overwrite: bool) -> Any:
@@ -41,13 +50,14 @@ def _destination(config: Config, overwrite: bool) -> Any:
 
 def resume(path: Path, options: Sequence[str], quiet: bool) -> Ended | None:
     """Go on with a run from its last checkpoint; how it ended, or None on a rank that is not the server."""
+    return _start(lambda: _resumed(path, options), quiet)
+
+
+def _resumed(path: Path, options: Sequence[str]) -> tuple[Config, Callable[[], Any]]:
     from fbompi.resume import resumed_config, resumption
 
-    def prepare() -> tuple[Config, Callable[[], Any]]:
-        config = resumed_config(path, options, mpi.launched_ranks())
-        return config, lambda: resumption(path, config)
-
-    return _start(prepare, quiet)
+    config = resumed_config(path, options, mpi.launched_ranks())
+    return config, lambda: resumption(path, config)
 
 
 def _start(prepare: Prepare, quiet: bool) -> Ended | None:

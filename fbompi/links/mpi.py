@@ -49,7 +49,7 @@ from fbompi.messages import (
     split,
     unpack,
 )
-from fbompi.signals import STOPPING
+from fbompi.signals import STOPPING, ignore
 
 Sent = tuple[Any, Any]  # the request of a send and its buffer
 
@@ -241,6 +241,7 @@ def finish() -> None:
     if MPI.Is_initialized() and not MPI.Is_finalized() and not LOST:
         if MPI.COMM_WORLD.rank == 0:  # all is done and written
             _tell_whereabouts(IN_ORDER)
+        ignore()
         with _at_most(FINISH_SECONDS):
             MPI.Finalize()
 

@@ -8,12 +8,11 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from fbompi.config import Config, load, tomllib
+from fbompi.config import Config, load
 from fbompi.errors import UserError
 from fbompi.journal import is_being_written
-from fbompi.resume import stored, tables_of
+from fbompi.resume import refuse_other, stored
 
 LONGEST = 150  # characters of a name
 
@@ -94,15 +93,7 @@ def state(run: Planned, ranks: int) -> str:
     if not run.path.exists():
         return "missing"
     attributes = stored(run.path)
-    ours, theirs = _compared(tomllib.loads(run.config.text())), _compared(tables_of(run.path, attributes))
-    if run.config.clients.count == "auto":
-        theirs["clients.count"] = "auto"
-    for key in ours:
-        if ours[key] != theirs.get(key):
-            raise UserError(
-                f"{run.path}: is of another configuration: {key} is {theirs.get(key)!r} there, {ours[key]!r} here; "
-                "choose another --out"
-            )
+    refuse_other(run.path, attributes, run.config)
     link = "mpi" if ranks > 1 else "virtual"
     if attributes["link"] != link:
         there = "on MPI" if link == "virtual" else "in one process"
@@ -110,9 +101,3 @@ def state(run: Planned, ranks: int) -> str:
     if attributes["status"] == "running":
         return "being written" if is_being_written(run.path) else "killed"
     return str(attributes["status"])
-
-
-def _compared(tables: dict[str, Any]) -> dict[str, Any]:
-    """A configuration as section.key: value, less what does not make another run."""
-    keys = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
-    return {key: value for key, value in keys.items() if key not in ("run.out", "run.link")}

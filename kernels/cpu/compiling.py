@@ -108,11 +108,13 @@ def cpu() -> tuple[str, str]:
 
 @lru_cache(maxsize=1)
 def cache_directory() -> Path | None:
-    """Where compiled kernels are kept: FBOMPI_CACHE, or the user's cache, or else a private place on this node."""
+    """Where compiled kernels are kept: FBOMPI_CACHE, or the user's cache, or else a private place on this node, which
+    FBOMPI_CACHE=node has at once."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     user = os.environ.get("FBOMPI_CACHE") or os.path.join(home, "fbompi")
     # On the node directly below a directory that is sticky: nobody else can put another in its place.
-    for place in (Path(user) / "kernels", Path(tempfile.gettempdir()) / f"fbompi-kernels-{os.getuid()}"):
+    on_node = Path(tempfile.gettempdir()) / f"fbompi-kernels-{os.getuid()}"
+    for place in (on_node,) if user == "node" else (Path(user) / "kernels", on_node):
         try:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             owner = place.lstat()
