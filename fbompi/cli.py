@@ -53,6 +53,7 @@ def fbompi() -> None:
     fbompi inspect RUN.h5          what happened
     fbompi resume RUN.h5           go on with a run that was stopped or killed
     fbompi sweep -o KEY=A,B        all combinations, times seeds, compared
+    fbompi job CONFIG --submit     a Slurm job that goes on until its run is complete
     fbompi replay RUN.h5 --verify  the same arrivals again, in one process
     fbompi plot RUN.h5             a picture of it; compare and report for several runs
 

@@ -73,8 +73,8 @@ def story(page: str, file: str) -> list[str]:
 
 
 def commands() -> list:
-    """Those of the README that stand alone; measuring takes a while."""
-    told = {*story(README, "long.h5"), *story(README, "digits-")}
+    """Those of the README that stand alone; measuring takes a while, and submitting a Slurm (test_slurm.py)."""
+    told = {*story(README, "long.h5"), *story(README, "digits-"), *story(README, "--submit")}
     lines = sorted({w.strip() for w in re.findall(r"^(fbompi [^#\n]*)", README, re.M)} - told)
     return [pytest.param(line, marks=[pytest.mark.slow] if " bench " in line else []) for line in lines]
 

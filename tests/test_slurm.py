@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import tempfile
@@ -16,7 +17,7 @@ from conftest import PYTHONS, ROOT, Result, command, needs_mpi, options, traject
 from slurm import Slurm, running
 
 pytestmark = [needs_mpi, pytest.mark.slow]
-SCRIPTS = sorted(path.name for path in (ROOT / "jobs").glob("*.slurm"))
+SCRIPTS = sorted((path.name for path in (ROOT / "jobs").glob("*.slurm")), key=lambda name: "-compare" in name)
 SYNCHRONOUS = options(run_algorithm="fedmbo", run_problem="quadratic", clients_count=4)
 
 
@@ -120,9 +121,24 @@ def test_an_array_of_six_runs_is_compared_when_all_have_ended(slurm, job, tmp_pa
     assert (tmp_path / "fbompi-sweep" / "comparison.png").stat().st_size > 10_000
 
 
+def test_what_the_readme_submits_runs(slurm, job, tmp_path) -> None:
+    """On fewer ranks, for fewer rounds."""
+    lines = re.findall(r"^fbompi job (.*) --submit", (ROOT / "README.md").read_text(), re.M)
+    jobs = []
+    for number, line in enumerate(lines):
+        small = {"nodes": 1, "ntasks": 2, "seeds": 1}
+        for name, count in small.items():
+            line = re.sub(rf"--{name} \d+", f"--{name} {count}", line)
+        words = [ROOT / word if word.startswith("jobs/") else word for word in line.split()]
+        jobs += job(*words, *options(run_rounds=3), "--script", f"{number}.slurm")["jobs"]
+    assert len(jobs) == 3 and slurm.ended(jobs) == ["COMPLETED"] * 3, logs(tmp_path)
+
+
 def test_every_shipped_script_runs_as_it_is(slurm, tmp_path) -> None:
-    """From a copy of jobs/, after one another where they say so."""
+    """With fewer rounds; what compares an array after that array."""
     shutil.copytree(ROOT / "jobs", tmp_path / "jobs")
+    config = tmp_path / "jobs" / "hypercleaning.toml"
+    config.write_text(config.read_text().replace("rounds = 300", "rounds = 5"))
     environment = {**slurm.environment, "PATH": f"{Path(PYTHONS['default']).parent}:{slurm.environment['PATH']}",
                    "PYTHONPATH": str(ROOT)}  # fmt: skip
     numbers: dict[str, str] = {}
