@@ -41,6 +41,8 @@ class Mean:
         if not len(known) or not np.isfinite(known.mean()):
             return None
         spread = known.std(ddof=1) / np.sqrt(len(known)) * t_quantile(len(known) - 1) if len(known) > 1 else None
+        if spread is not None and np.ptp(known) == 0:
+            spread = 0.0  # not what rounding leaves of it
         half = float(spread) if spread is not None and np.isfinite(spread) else None
         return cls(float(known.mean()), half, len(known))
 
@@ -92,6 +94,11 @@ class Group:
     @property
     def seeds(self) -> list[int]:
         return [run.seed for run in self.runs]
+
+    @property
+    def title(self) -> str:
+        """What to call it in a legend."""
+        return f"{self.label} ({len(self.runs)} run{'s' * (len(self.runs) > 1)})"
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:

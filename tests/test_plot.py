@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from hypothesis import strategies as st
 from fbompi.activity import Activity, activity
 from fbompi.axes import AXES, scale
 from fbompi.errors import UserError
-from fbompi.plots.figure import names
+from fbompi.plots.figure import line, names
 from fbompi.runs import Run
 
 pytest.importorskip("matplotlib")
 
-from fbompi.plots import curves, staleness, timeline
+from fbompi.plots import curves, partition, staleness, timeline
 from fbompi.plots.kinds import KINDS, plot
 
 GARBAGE = """
@@ -103,6 +104,46 @@ def test_the_overview_has_the_panels_that_apply(drawn: Callable[..., str]) -> No
     for page in (cleaning, quadratic, location):
         assert "task under way" in page and "outer round" in page
     assert "x_error" in quadratic and "upper" in location
+
+
+def test_lines_can_be_told_apart_in_colour_and_in_grey() -> None:
+    looks = [line(index) for index in range(28)]
+    assert len({str(look) for look in looks}) == 28
+    assert all(a["linestyle"] != b["linestyle"] and a["color"] != b["color"] for a, b in pairwise(looks))
+
+
+def test_runs_that_differ_in_their_seed_look_alike(files: dict[str, Path], tmp_path: Path) -> None:
+    paths = [files["quadratic"], tmp_path / "other.h5", files["garbage"]]
+    shutil.copy(paths[0], paths[1])
+    with h5py.File(paths[1], "r+") as file:
+        file.attrs["seed"] = 1
+        file.attrs["config"] = file.attrs["config"].replace("seed = 0", "seed = 1", 1)
+    told = curves.told_apart([Run(path) for path in paths], ["a", "b", "c"])
+    assert told == [(0, "fedmbo (2 runs)"), (0, "_"), (1, "afbo (1 run)")]
+    assert curves.told_apart([Run(paths[0])] * 2, ["a", "b"]) == [(0, "a"), (1, "b")]  # no seeds to average over
+
+
+def test_a_clock_that_stood_still_is_no_axis(tmp_path: Path) -> None:
+    still = options(run_problem="quadratic", run_rounds=3, record_every=1, clients_count=3, delays_model="none")
+    path = ran(tmp_path / "run.h5", *still)
+    for kind in ("overview", "costs"):
+        plot([path], kind, "round", "", tmp_path / "out.svg")
+        assert "time" not in words(tmp_path / "out.svg") and "outer round" in words(tmp_path / "out.svg")
+    with pytest.raises(UserError, match="no time passed on its clock"):
+        plot([path], "timeline", "round", "", tmp_path / "out.svg")
+
+
+def test_a_map_of_many_clients_is_shaded_and_runs_share_theirs(files: dict[str, Path], tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    table = np.random.default_rng(0).integers(0, 3, (500, 10))
+    axes = Figure().subplots()
+    partition.panel(axes, "rule", "train", table, partition.size(table))
+    (image,) = axes.get_images()
+    np.testing.assert_array_equal(image.get_array(), table.T)
+    assert "the darker, the more: train samples" in axes.get_title()
+    plot([files["cleaning"]] * 3, "partition", "round", "", tmp_path / "out.svg")
+    assert words(tmp_path / "out.svg").count("largest") == 1
 
 
 def test_labels_units_and_meanings_are_the_files_own(drawn: Callable[..., str]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from fbompi.axes import along, label, scale, unit
 from fbompi.comparison import Group, grouped, t_quantile
 from fbompi.plots import curves
-from fbompi.plots.figure import GREY, PAGE, drawing, ending, line, plain, save
+from fbompi.plots.figure import GREY, drawing, ending, line, plain, save
 from fbompi.runs import Run
 
 POINTS = 200
@@ -23,19 +23,18 @@ def plot(runs: Sequence[Run], figures: dict[str, Any], metric: str, out: Path) -
     aim = figures["target"]
     with drawing(f"compare -o {out}") as figure_of:
         name = curves.metric_of(runs, metric or (aim["metric"] if aim else ""))
-        made = figure_of(figsize=(PAGE, 4.6), layout="constrained")
-        grid = made.subplots(2, 2, sharey=True).ravel()
-        groups = grouped(runs)
-        for axes, against in zip(grid, curves.AGAINST):
+        groups, chosen = grouped(runs), curves.costs(runs)
+        made, grid = curves.costs_grid(figure_of, len(chosen))
+        for axes, against in zip(grid.ravel(), chosen):
             _panel(axes, groups, runs, name, against)
             if aim and aim["metric"] == name:
-                axes.axhline(aim["value"], color=GREY, linewidth=0.8, linestyle=(0, (1, 1.5)))
-        for axes in grid[::2]:
+                words = plain(f"{name} {'≥' if aim['rising'] else '≤'} {aim['value']:.4g}")
+                axes.axhline(aim["value"], color=GREY, linewidth=0.8, label=words)
+        for axes in grid[:, 0]:
             axes.set_ylabel(plain(name))
-        curves.titled(grid[0], runs[0], name)
-        if any(len(group.runs) > 1 for group in groups):
-            grid[1].set_title("mean over seeds, 95 % interval")
-        curves.legend(made, grid[0])
+        curves.titled(grid[0, 0], runs[0], name)
+        several = any(len(group.runs) > 1 for group in groups)
+        curves.legend(made, grid[0, 0], "mean over seeds with 95 % interval" if several else "")
         save(made, out)
 
 
@@ -45,7 +44,7 @@ def _panel(axes: Any, groups: Sequence[Group], runs: Sequence[Run], metric: str,
     for index, group in enumerate(groups):
         places, mean, half = band(group, metric, against)
         everything.append(mean)
-        axes.plot(places / factor, mean, **line(index), label=plain(f"{group.label} ({_count(group)})"))
+        axes.plot(places / factor, mean, **line(index), label=plain(group.title))
         if half is not None:
             axes.fill_between(
                 places / factor, mean - half, mean + half, color=line(index)["color"], alpha=0.2, linewidth=0
@@ -53,12 +52,7 @@ def _panel(axes: Any, groups: Sequence[Group], runs: Sequence[Run], metric: str,
     if curves.logarithmic(np.concatenate(everything)):
         axes.set_yscale("log")
     axes.set_xlabel(label(against, word))
-    axes.margins(x=0.02)
-    curves.whole_numbers(axes, against)
-
-
-def _count(group: Group) -> str:
-    return "1 run" if len(group.runs) == 1 else f"{len(group.runs)} runs"
+    curves.stretch(axes, runs, against, factor)
 
 
 def band(group: Group, metric: str, against: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

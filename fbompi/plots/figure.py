@@ -69,9 +69,8 @@ def plain(text: str) -> str:
 
 
 def line(index: int) -> dict[str, Any]:
-    """Colour and dashes of the index-th line."""
-    rounds, colour = divmod(index, len(COLOURS))
-    return {"color": COLOURS[colour], "linestyle": DASHES[rounds % len(DASHES)]}
+    """Colour and dashes of the index-th line: neighbours differ in both, and can be told apart in grey print."""
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index % len(DASHES)]}
 
 
 def names(paths: Sequence[Path]) -> list[str]:

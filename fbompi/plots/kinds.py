@@ -31,7 +31,7 @@ def plot(paths: Sequence[str | Path], kind: str, against: str, metric: str, out:
         if kind in _PARTS:
             for run in runs:
                 if why := _PARTS[kind].missing(run):
-                    raise UserError(f"{run.path}: there is no {kind} to plot: {why}")
+                    raise UserError(f"{run.path}: has nothing to show as {kind}: {why}")
         if kind == "metrics":
             made = curves.metrics_figure(figure_of, runs, called, metric, against)
         elif kind == "costs":

@@ -16,6 +16,7 @@ from fbompi.runs import Run
 from fbompi.summary import page
 
 ROW = 2.15  # inches
+LANES = 20  # clients in the timeline, so that the figure fits on a page
 Panel = Callable[[Any], None]
 
 
@@ -32,7 +33,7 @@ def figure(figure_of: Any, runs: Sequence[Run], names: Sequence[str], asked: str
     heights = [ROW] * len(rows)
     if timed:
         a = activity(runs[0])
-        lanes, span = a.shown(timeline.MOST), timeline.window(a)
+        lanes, span = a.shown(LANES), timeline.window(a)
         heights.append(timeline.LANE * len(lanes) + 0.8)
     made = figure_of(figsize=(PAGE, sum(heights) + 0.45), layout="constrained")
     grid = made.add_gridspec(len(heights), 6, height_ratios=heights)
@@ -61,10 +62,13 @@ def _single(run: Run, asked: str, against: str) -> list[Panel]:
     metrics = [] if not run.metrics else [curves.beside(run, curves.metric_of([run], asked))]
     if not asked and "upper" in run and np.isfinite(run["upper"]).any() and metrics != [curves.beside(run, "upper")]:
         metrics.append(curves.beside(run, "upper"))
+    if not asked and len(metrics) == 1:
+        others = [name for name in run.metrics if name not in metrics[0] and np.isfinite(run[name]).any()]
+        metrics += [curves.beside(run, name) for name in others[:1]]
     for chosen in metrics:
         panels.append(partial(curves.panel, runs=[run], names=[""], metrics=chosen, against=against))
     if not weights.missing(run):
-        panels.append(lambda axes: weights.panel(axes, run, against))
+        panels.append(partial(weights.panel, run=run, against=against, legend=True))
     if not staleness.missing(run) and run.arrivals["age"].any():
         panels.append(lambda axes: staleness.panel(axes, [run], [""]))
     if not partition.missing(run):
@@ -76,7 +80,7 @@ def _single(run: Run, asked: str, against: str) -> list[Panel]:
 def _several(runs: Sequence[Run], names: Sequence[str], asked: str, against: str) -> list[Panel]:
     metric = curves.metric_of(runs, asked)
     panels: list[Panel] = [
-        partial(curves.panel, runs=runs, names=names, metrics=[metric], against=axis) for axis in curves.AGAINST
+        partial(curves.panel, runs=runs, names=names, metrics=[metric], against=axis) for axis in curves.costs(runs)
     ]
     if metric != "upper" and all(np.isfinite(run["upper"]).any() for run in runs):
         panels.append(lambda axes: curves.panel(axes, runs, names, ["upper"], against))

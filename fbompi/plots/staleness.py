@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fbompi.plots.figure import COLUMN, DASHES, GREY, PALE, line, plain
+from fbompi.plots.curves import legend, told_apart
+from fbompi.plots.figure import COLUMN, GREY, PALE, line, plain
 from fbompi.runs import Run
 
 BINS = 50
@@ -48,10 +49,8 @@ def panel(axes: Any, runs: Sequence[Run], names: Sequence[str]) -> None:
         axes.axvline(late, color=GREY, linewidth=1, linestyle=(0, (1, 1)), label=f"95 % at most {late:.3g}")
         axes.legend(loc="upper right", handlelength=1.4)
     else:
-        for index, (age, name) in enumerate(zip(ages, names)):
-            counts = np.histogram(age, bins)[0] / len(age)
-            style = {**line(index), "linestyle": DASHES[index % len(DASHES)]}  # where outlines cover each other
-            axes.stairs(counts, bins, **style, linewidth=1.2, label=plain(name))
+        for age, (index, name) in zip(ages, told_apart(runs, names)):
+            axes.stairs(np.histogram(age, bins)[0] / len(age), bins, **line(index), linewidth=1.2, label=name)
     if bins[-1] > 8:
         axes.set_yscale("log")
     axes.set_xlabel("age of an answer\n(rounds of communication)")
@@ -64,7 +63,5 @@ def figure(figure_of: Any, runs: Sequence[Run], names: Sequence[str]) -> Any:
     axes = made.subplots()
     panel(axes, runs, names)
     if len(runs) > 1:
-        from fbompi.plots.curves import legend
-
         legend(made, axes)
     return made

@@ -12,7 +12,8 @@ from fbompi.axes import label, scale
 from fbompi.plots.figure import COLOURS, GREY, PAGE, PALE, RED, plain
 from fbompi.runs import Run
 
-MOST = 40  # clients that there is room for
+MOST = 30  # clients that there is room for
+FEWER = 10  # the same, of each of several runs
 EACH = 12  # answers of a client that a lane has room for
 BINS = 240  # of the whole run
 LANE = 0.15  # inches
@@ -21,7 +22,9 @@ COMPUTING = COLOURS[0]
 
 def missing(run: Run) -> str:
     """Why this cannot be drawn; empty, if it can."""
-    return "" if len(run.arrivals) else "no answer has arrived"
+    if not len(run.arrivals):
+        return "no answer has arrived"
+    return "" if np.nanmax(run.arrivals["time_arrived"]) > 0 else "no time passed on its clock (delays.model)"
 
 
 def window(a: Activity) -> tuple[float, float]:
@@ -135,14 +138,16 @@ def note(run: Run, a: Activity, lanes: np.ndarray, span: tuple[float, float]) ->
 
 
 def figure(figure_of: Any, runs: Sequence[Run], names: Sequence[str]) -> Any:
-    """For every run its whole time and, where that is crowded, a stretch with every single answer."""
+    """Of one or two runs the whole time and, where that is crowded, a stretch with every single answer; of more runs
+    the whole time."""
     parts: list[tuple[Run, str, Activity, np.ndarray, tuple[float, float] | None]] = []
     for run, name in zip(runs, names):
         a = activity(run)
-        lanes, crowded = a.shown(MOST), window(a)
-        if crowded[1] - crowded[0] < 0.999 * a.end:
+        lanes, crowded = a.shown(MOST if len(runs) < 3 else FEWER), window(a)
+        if len(runs) > 2 or crowded[1] - crowded[0] < 0.999 * a.end:
             parts.append((run, name, a, lanes, None))
-        parts.append((run, name, a, lanes, crowded))
+        if len(runs) < 3:
+            parts.append((run, name, a, lanes, crowded))
     heights = [LANE * len(lanes) + 0.8 for _, _, _, lanes, _ in parts]
     made = figure_of(figsize=(PAGE, sum(heights)), layout="constrained")
     grid = made.subplots(len(parts), 1, squeeze=False, height_ratios=heights).ravel()
@@ -150,7 +155,8 @@ def figure(figure_of: Any, runs: Sequence[Run], names: Sequence[str]) -> Any:
         if span is None:
             whole(axes, run, a, lanes)
             legend(axes, a, detailed=False)
-            axes.set_title(plain(f"{name}: the whole run"), pad=17 if a.rejected.any() or a.left or a.adopted else 4)
+            shown = ", ".join(filter(None, ["the whole run", note(run, a, lanes, (0.0, a.end))]))
+            axes.set_title(plain(f"{name}: {shown}"), pad=17 if a.rejected.any() or a.left or a.adopted else 4)
         else:
             detail(axes, run, a, lanes, span)
             legend(axes, a)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fbompi.axes import along, label, scale, unit
-from fbompi.plots.curves import whole_numbers
+from fbompi.plots import curves
 from fbompi.plots.figure import COLOURS, COLUMN, DASHES, PAGE, plain
 from fbompi.runs import Run
 
@@ -20,29 +20,34 @@ def missing(run: Run) -> str:
     return "" if all(name in run for name in COLUMNS) else "its problem does not weigh samples"
 
 
-def panel(axes: Any, run: Run, against: str) -> None:
+def panel(axes: Any, run: Run, against: str, legend: bool = False) -> None:
     """Mean weights of both kinds of samples."""
     places = along(run, against)
     factor, word = scale(unit([run], against), places.max(initial=0))
     for index, (name, (colour, words)) in enumerate(COLUMNS.items()):
         known = np.isfinite(run[name])
-        axes.plot(places[known] / factor, run[name][known], color=colour, linestyle=DASHES[index], label=words)
+        mark = "o" if known.sum() <= curves.FEW else ""
+        axes.plot(
+            places[known] / factor, run[name][known], color=colour, linestyle=DASHES[index], marker=mark, label=words
+        )
     axes.set_ylim(0, 1)
     axes.set_xlabel(label(against, word))
     axes.set_ylabel("mean weight")
-    whole_numbers(axes, against)
-    axes.legend(loc="upper left")  # curves begin in the middle, and part to the right
+    curves.stretch(axes, [run], against, factor)
+    if legend:
+        axes.legend(loc="best", handlelength=2)
 
 
 def figure(figure_of: Any, runs: Sequence[Run], names: Sequence[str], against: str) -> Any:
     """A panel per run."""
     columns = min(len(runs), 2)
     rows = -(-len(runs) // columns)
-    made = figure_of(figsize=((COLUMN, PAGE)[columns - 1], 2.4 * rows + 0.2), layout="constrained")
+    made = figure_of(figsize=((COLUMN, PAGE)[columns - 1], 2.4 * rows), layout="constrained")
     grid = made.subplots(rows, columns, squeeze=False, sharey=True).ravel()
     for axes, run, name in zip(grid, runs, names):
         panel(axes, run, against)
         axes.set_title(plain(name))
     for axes in grid[len(runs) :]:
         axes.remove()
+    curves.legend(made, grid[0])
     return made
