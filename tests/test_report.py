@@ -213,6 +213,53 @@ def text(browser: Browser, selector: str) -> str:
     return browser.run(f"document.querySelector({json.dumps(selector)}).textContent")
 
 
+CONTROLS = ["metric", "axis", "log-x", "log-y", "curve", "0", "1", "2", "all-runs", "no-runs", "lanes-run", "zoom-in",
+            "zoom-out", "earlier", "later", "whole", "lanes"]  # fmt: skip
+BEFORE = {"all-runs": ["no-runs"], "zoom-out": ["zoom-in"], "whole": ["zoom-in"],
+          "earlier": ["zoom-in", "zoom-in"], "later": ["zoom-in", "zoom-in"]}  # fmt: skip
+SEEN = """[...document.querySelectorAll('#curve, #curve-tip, #lanes, #lanes-note, #ages, details')].map(e =>
+    e.tagName === 'DETAILS' ? e.open : e.innerHTML).join()"""
+
+
+@needs_browser
+def test_every_control_of_the_page_does_something(shown: Browser) -> None:
+    shown.choose("metric", "x_error")
+    there = "[...document.querySelectorAll('input, select, button, svg[tabindex]')].map(e => e.id || e.value)"
+    assert shown.run(there) == CONTROLS
+    for name in CONTROLS:
+        for other in BEFORE.get(name, []):
+            shown.click(f"#{other}")
+        before = shown.run(SEEN)
+        if name in ("metric", "axis", "lanes-run"):
+            last = f"#{name} option:last-child"
+            shown.choose(name, shown.run(f"document.querySelector('{last}').value"))
+        elif name in ("curve", "lanes"):
+            shown.press(f"#{name}", *{"curve": ["ArrowRight"], "lanes": ["+"]}[name])
+        else:
+            shown.click(f'input[value="{name}"]' if name.isdigit() else f"#{name}")
+        if name != "0":  # that run has no such metric
+            assert shown.run(SEEN) != before, name
+    for index in range(shown.run("document.querySelectorAll('summary').length")):
+        shown.run(f"document.querySelectorAll('summary')[{index}].click()")
+        assert shown.run(f"document.querySelectorAll('details')[{index}].open")
+    assert shown.run("document.documentElement.scrollWidth <= innerWidth")
+
+
+@needs_browser
+def test_what_there_is_nothing_to_choose_from_is_not_there(browser: Browser, tmp_path: Path) -> None:
+    still = options(run_problem="location", run_algorithm="fism", run_rounds=4, clients_count=3, delays_model="none")
+    report([ran(tmp_path / "still.h5", *still)], tmp_path / "a.html")
+    browser.size(390, 844)
+    browser.open(tmp_path / "a.html")
+    for name in ("all-runs", "lanes-run", "zoom-in", "lanes", "key"):
+        assert browser.run(f"document.querySelector('#{name}').getBoundingClientRect().height") == 0, name
+    assert "no time passed" in text(browser, "#lanes-note")
+    browser.choose("axis", "time")
+    numbers = browser.run("[...document.querySelectorAll('#curve text')].map(e => e.textContent)")
+    assert "-1" not in numbers and "0" in numbers
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+
+
 @needs_browser
 def test_metric_axis_and_scales_change_the_curve(shown: Browser) -> None:
     assert shown.run("document.querySelectorAll('#curve path.line').length") == 1  # accuracy, which one run has
@@ -386,5 +433,9 @@ def test_light_dark_and_paper(browser: Browser, page: Path) -> None:
     assert browser.run(contrast) >= 4.5
     browser.size(1000, 800, dark=True, media="print")
     assert back() == "rgb(255, 255, 255)" and not seen(".controls") and seen("#curve")
+    browser.size(390, 800)  # paper is as wide as it is, whatever the window
+    width = "document.querySelector('#curve').getAttribute('viewBox')"
+    browser.run("window.addEventListener('beforeprint', () => { window.printed = curve.getAttribute('viewBox'); })")
     pdf = base64.b64decode(browser.command("Page.printToPDF", {})["data"])
     assert pdf.startswith(b"%PDF")
+    assert browser.run("window.printed").startswith("0 0 720 ") and browser.run(width).startswith("0 0 358 ")

@@ -11,6 +11,7 @@ import numpy as np
 
 from fbompi.activity import Activity, activity
 from fbompi.axes import AXES, along, label, unit
+from fbompi.plots.curves import told_apart
 from fbompi.plots.staleness import edges
 from fbompi.runs import Run
 
@@ -26,14 +27,20 @@ def content(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
     return {
         "axes": [{"name": name, "label": label(name, unit(runs, name))} for name in AXES],
         "metrics": [{"name": n, "meaning": run.meaning(n), "unit": run.unit(n)} for n, run in known.items()],
-        "runs": [_run(run, name) for run, name in zip(runs, names)],
+        "runs": [_run(run, name, look) for run, name, look in zip(runs, names, looks(runs, names))],
     }
 
 
-def _run(run: Run, name: str) -> dict[str, Any]:
+def looks(runs: Sequence[Run], names: Sequence[str]) -> list[int]:
+    """By what number each run's line looks; those that differ in their seed look alike."""
+    return [index for index, _ in told_apart(runs, names)]
+
+
+def _run(run: Run, name: str, look: int) -> dict[str, Any]:
     rows = np.unique(np.linspace(0, max(len(run) - 1, 0), min(len(run), MOST_ROWS)).round().astype(int))
     return {
         "name": name,
+        "look": look,
         "axes": {axis: numbers(along(run, axis)[rows]) for axis in AXES},
         "metrics": {metric: numbers(run[metric][rows]) for metric in run.metrics},
         "timeline": _timeline(run) if len(run.arrivals) else None,

@@ -18,12 +18,13 @@ from fbompi.axes import AXES, along, label, unit
 from fbompi.comparison import common, differences, grouped
 from fbompi.errors import UserError
 from fbompi.plots.figure import COLOURS, DASHES, names
-from fbompi.report.content import MOST_CLIENTS, content, script_safe
+from fbompi.report.content import MOST_CLIENTS, content, looks, script_safe
 from fbompi.runs import Run
 from fbompi.summary import page as summary_page
 
 HERE = Path(__file__).parent
 MOST_INCIDENTS = 500
+FEW = 3  # runs that have room beside each other
 
 
 def report(paths: Sequence[str | Path], out: Path) -> None:
@@ -85,10 +86,9 @@ def _head(runs: Sequence[Run], called: Sequence[str]) -> str:
     return f"<header><h1>{len(runs)} runs</h1><ul>{items}</ul></header>"
 
 
-def _swatch(index: int) -> str:
-    rounds, colour = divmod(index, len(COLOURS))
+def _swatch(look: int) -> str:
     return (
-        f'<svg class="swatch c{colour} d{rounds % len(DASHES)}" viewBox="0 0 26 10" width="26" height="10" '
+        f'<svg class="swatch c{look % len(COLOURS)} d{look % len(DASHES)}" viewBox="0 0 26 10" width="26" height="10" '
         f'aria-hidden="true"><path class="line" d="M1 5H25"/></svg>'
     )
 
@@ -102,9 +102,9 @@ def _curves(runs: Sequence[Run], called: Sequence[str]) -> str:
     metrics = dict.fromkeys(name for run in runs for name in run.metrics)
     axes = [(name, label(name, unit(runs, name))) for name in AXES]
     shown = "".join(
-        f'<li><label><input type="checkbox" class="run" value="{index}" checked>{_swatch(index)}'
+        f'<li><label><input type="checkbox" class="run" value="{index}" checked>{_swatch(look)}'
         f"<span>{escape(name)}</span></label></li>"
-        for index, name in enumerate(called)
+        for index, (name, look) in enumerate(zip(called, looks(runs, called)))
     )
     return f"""<section aria-labelledby="curves-title">
 <h2 id="curves-title">Metrics</h2>
@@ -118,7 +118,7 @@ def _curves(runs: Sequence[Run], called: Sequence[str]) -> str:
 <div class="plot"><svg id="curve" tabindex="0" role="img" aria-label="Curves of the chosen metric; left and right arrow
 keys read values"></svg><div class="tip" id="curve-tip" hidden></div></div>
 <p id="curve-live" class="unseen" aria-live="polite"></p>
-<fieldset class="legend"><legend>Runs</legend><ul>{shown}</ul>
+<fieldset class="legend"{" hidden" * (len(runs) == 1)}><legend>Runs</legend><ul>{shown}</ul>
 <span class="controls"><button type="button" id="all-runs">All</button>
 <button type="button" id="no-runs">None</button></span>
 </fieldset>
@@ -128,31 +128,42 @@ keys read values"></svg><div class="tip" id="curve-tip" hidden></div></div>
 
 
 def _costs(runs: Sequence[Run], called: Sequence[str]) -> str:
-    head = ["run", "method", "seed", "status", "rounds", "communication", "time", "to clients", "back", "gradients",
-            "Hessian products", "cross products", "clients’ computing", "server’s computing",
-            "memory of a task"]  # fmt: skip
-    rows = []
-    for index, (run, name) in enumerate(zip(runs, called)):
-        costs, last = run.summary["costs"], {axis: along(run, axis)[-1] if len(run) else 0.0 for axis in ("time",)}
-        rows.append([
-            f"{_swatch(index)} {escape(name)}", escape(str(run.config["run"]["algorithm"])), str(run.seed),
-            escape(run.status), f"{run.rounds:,}", _whole(costs["communication"]),
-            f"{last['time']:.4g} {'virtual s' if run.link == 'virtual' else 's'}", _mega(costs["bytes_down"]),
-            _mega(costs["bytes_up"]), _whole(costs["gradients"]), _whole(costs["hvps"]), _whole(costs["crosses"]),
-            _seconds(costs["client_seconds"]), _seconds(costs["server_seconds"]),
-            f"{run.summary['peak_memory'] / 1e3:,.0f} kB",
-        ])  # fmt: skip
+    swatches = [_swatch(look) for look in looks(runs, called)]
     metrics = list(dict.fromkeys(name for run in runs for name in run.metrics))
-    ends = [
-        [f"{_swatch(index)} {escape(name)}", *(_last(run, metric) for metric in metrics)]
-        for index, (run, name) in enumerate(zip(runs, called))
-    ]
+    units = {"virtual s" if run.link == "virtual" else "s" for run in runs}
+    ends, took, worked = [], [], []
+    for run, name, swatch in zip(runs, called, swatches):
+        costs, who = run.summary["costs"], f"{swatch} {escape(name)}"
+        ends.append([who, *(_last(run, metric) for metric in metrics)])
+        took.append([
+            who, escape(str(run.config["run"]["algorithm"])), str(run.seed), escape(run.status), f"{run.rounds:,}",
+            _whole(costs["communication"]), _time(run, len(units) > 1), _mega(costs["bytes_down"]),
+            _mega(costs["bytes_up"]),
+        ])  # fmt: skip
+        worked.append([
+            who, *(_whole(costs[name]) for name in ("gradients", "hvps", "crosses")), _seconds(costs["client_seconds"]),
+            _seconds(costs["server_seconds"]), f"{run.summary['peak_memory'] / 1e3:,.0f}",
+        ])  # fmt: skip
+    time = "time" if len(units) > 1 else f"time ({units.pop()})"
+    heads = {
+        "Metrics at the end": ["run", *map(escape, metrics)],
+        "What it took": ["run", "method", "seed", "status", "rounds", "communication", time, "MB to clients",
+                         "MB back"],
+        "Computing, gradients and products per sample": ["run", "gradients", "Hessian products", "cross products",
+                                                         "clients’ seconds", "server’s seconds", "kB of a task"],
+    }  # fmt: skip
+    tables = "".join(
+        _upright(caption, head, rows) for (caption, head), rows in zip(heads.items(), (ends, took, worked))
+    )
     return (
         '<section aria-labelledby="costs-title"><h2 id="costs-title">At the end</h2>'
-        + _table("Metrics at the end", ["run", *map(escape, metrics)], ends)
-        + _table("What it took; gradients and products are counted per sample", head, rows)
-        + "</section>\n"
+        f'<div class="beside">{tables}</div></section>\n'
     )
+
+
+def _time(run: Run, with_unit: bool) -> str:
+    last = along(run, "time")[-1] if len(run) else 0.0
+    return f"{last:.4g}" + (f" {'virtual s' if run.link == 'virtual' else 's'}" if with_unit else "")
 
 
 def _whole(value: float | None) -> str:
@@ -160,16 +171,24 @@ def _whole(value: float | None) -> str:
 
 
 def _mega(value: float | None) -> str:
-    return "–" if value is None else f"{value / 1e6:,.2f} MB"
+    return "–" if value is None else f"{value / 1e6:,.2f}"
 
 
 def _seconds(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g} s"
+    return "–" if value is None else f"{value:.3g}"
 
 
 def _last(run: Run, metric: str) -> str:
     known = run[metric][np.isfinite(run[metric])] if metric in run else np.empty(0)
     return f"{known[-1]:.5g}" if len(known) else "–"
+
+
+def _upright(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table turned so that it is rather long than wide, as pages and phones are."""
+    if len(rows) >= len(head) or len(rows) > FEW:
+        return _table(caption, head, rows)
+    top, *below = zip(head, *rows)
+    return _table(caption, top, below)
 
 
 def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
@@ -192,17 +211,18 @@ def _timeline(runs: Sequence[Run], called: Sequence[str]) -> str:
     tables = "".join(_clients(run, name) for _, run, name in seen)
     return f"""<section aria-labelledby="lanes-title">
 <h2 id="lanes-title">Clients</h2>
-<div class="controls"><span>{choice}</span>
-<span role="group" aria-label="Zoom"><button type="button" id="zoom-in" aria-label="Zoom in">+</button>
+<div class="controls"><span{" hidden" * (len(seen) == 1)}>{choice}</span>
+<span role="group" aria-label="Zoom" id="zoom"><button type="button" id="zoom-in" aria-label="Zoom in">+</button>
 <button type="button" id="zoom-out" aria-label="Zoom out">−</button>
 <button type="button" id="earlier" aria-label="Earlier">←</button>
 <button type="button" id="later" aria-label="Later">→</button>
 <button type="button" id="whole">Whole run</button></span></div>
 <p id="lanes-note" class="note" aria-live="polite"></p>
-<ul class="key" aria-label="Key"><li><i class="k-way"></i>task under way</li><li><i class="k-compute"></i>computing</li>
+<ul class="key" id="key" aria-label="Key"><li><i class="k-way"></i>task under way</li>
+<li id="k-compute"><i class="k-compute"></i>computing</li>
 <li><i class="k-wait"></i>waiting for a task</li><li><i class="k-tick"></i>answer</li>
-<li><i class="k-bad">×</i>rejected</li><li><i class="k-left"></i>left out</li>
-<li><i class="k-adopted">◆</i>adopted</li></ul>
+<li id="k-bad"><i class="k-bad">×</i>rejected</li><li id="k-left"><i class="k-left"></i>left out</li>
+<li id="k-adopted"><i class="k-adopted">◆</i>adopted</li></ul>
 <div class="plot"><svg id="lanes" tabindex="0" role="img" aria-label="Timeline, a lane per client; plus, minus, arrow
 keys and Home zoom and move"></svg><div class="tip" id="lanes-tip" hidden></div></div>
 <h3>Staleness</h3>
@@ -246,12 +266,20 @@ def _differences(runs: Sequence[Run], called: Sequence[str]) -> str:
     for key, values in found.items():
         cells = ["–" if value is None else escape(str(value)) for value in values]
         (shown if key in shared else others).append([f"<code>{escape(key)}</code>", *cells])
-    body = _table("Keys in which configurations differ", head, shown) if shown else ""
+    body = _longer("Keys in which configurations differ", head, shown) if shown else ""
     if others:
         caption = "Keys that only some methods or problems have"
-        body += f"<details><summary>{caption}</summary>{_table(caption, head, others)}</details>"
+        body += f"<details><summary>{caption}</summary>{_longer(caption, head, others)}</details>"
     body = body or "<p>Nothing.</p>"
     return f'<section aria-labelledby="diff-title"><h2 id="diff-title">What differs</h2>{body}</section>\n'
+
+
+def _longer(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of keys and runs: the one there are more of goes down."""
+    if len(rows) + 1 >= len(head):
+        return _table(caption, head, rows)
+    (_, *top), *below = zip(head, *rows)
+    return _table(caption, ["run", *top], below)
 
 
 def _incidents(runs: Sequence[Run], called: Sequence[str]) -> str:
@@ -281,4 +309,5 @@ def _configurations(runs: Sequence[Run], called: Sequence[str]) -> str:
         lines = [f"{s}.{key} = {value!r}" for s, table in run.config.items() for key, value in table.items()]
         lines += [f"{key}: {value}" for key, value in run.attributes.items()]
         parts.append(f"<details><summary>{escape(name)}</summary><pre>{escape(chr(10).join(lines))}</pre></details>")
-    return f'<section aria-labelledby="conf-title"><h2 id="conf-title">Configurations</h2>{"".join(parts)}</section>\n'
+    title = '<h2 id="conf-title">Configurations</h2>'
+    return f'<section class="folded" aria-labelledby="conf-title">{title}{"".join(parts)}</section>\n'

@@ -4,7 +4,7 @@
   const runs = content.runs, NS = "http://www.w3.org/2000/svg";
   const by = id => document.getElementById(id);
   const COLOURS = 7, DASHES = 4;
-  const look = i => `c${i % COLOURS} d${Math.floor(i / COLOURS) % DASHES}`;
+  const look = i => `c${runs[i].look % COLOURS} d${runs[i].look % DASHES}`;
 
   // Text from files only ever becomes textContent or an attribute's value, never markup.
   function add(parent, tag, attributes = {}, text = null) {
@@ -51,8 +51,9 @@
     return [10 ** (3 * step), `${found[1]} (${words[step]})`];
   }
 
+  let paper = 0;  // the width on paper, while it is printed
   function prepare(svg, height) {
-    const width = Math.max(260, svg.parentNode.clientWidth);
+    const width = paper || Math.max(260, svg.parentNode.clientWidth);
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.setAttribute("height", height);
     svg.replaceChildren();
@@ -107,7 +108,8 @@
       add(curve, "path", { class: "grid", d: `M${left} ${y}H${width - right}` });
       add(curve, "text", { x: left - 6, y: y + 4, "text-anchor": "end" }, yWords[i]);
     });
-    for (const t of ticks(x0, x1, width / 90, logX, label.includes("round") ? 1 : 0)) {
+    const only = all.every(p => p[0] === all[0][0]);  // the start, or a clock that stood still
+    for (const t of only ? [fx(all[0][0])] : ticks(x0, x1, width / 90, logX, label.includes("round") ? 1 : 0)) {
       const x = left + (t - x0) / (x1 - x0) * (width - left - right);
       add(curve, "path", { class: "grid", d: `M${x} ${top}V${height - bottom}` });
       add(curve, "text", { x, y: height - bottom + 17, "text-anchor": "middle" }, number(logX ? 10 ** t : t));
@@ -118,7 +120,7 @@
     for (const s of found) {
       const path = s.points.map((p, i) => `${i ? "L" : "M"}${X(p[0]).toFixed(1)} ${Y(p[1]).toFixed(1)}`).join("");
       add(curve, "path", { class: `line ${look(s.index)}`, d: path, "data-run": s.index });
-      if (s.points.length <= 30) for (const p of s.points) add(curve, "circle", { class: `dot ${look(s.index)}`, cx: X(p[0]), cy: Y(p[1]), r: 2.5 });
+      if (s.points.length <= 30) for (const p of s.points) add(curve, "circle", { class: `dot ${look(s.index)}`, cx: X(p[0]), cy: Y(p[1]), r: s.points.length > 1 ? 2.5 : 4.5 });
     }
     drawn = { found, X, Y, left, right, top, bottom, width, height, factor, words,
       places: [...new Set(all.map(p => p[0]))].sort((a, b) => a - b) };
@@ -239,7 +241,11 @@
   let field = null;
 
   function drawLanes() {
-    const t = timeline(Number(by("lanes-run").value)), m = t.lanes.length;
+    const t = timeline(Number(by("lanes-run").value)), m = t.lanes.length, still = t.end === 0;
+    for (const node of [lanes.parentNode, by("key"), by("zoom")]) node.hidden = still;
+    for (const [id, there] of [["k-compute", t.computes], ["k-bad", t.rejected.some(v => v)], ["k-left", t.left.length], ["k-adopted", t.adopted.length]]) by(id).hidden = !there;
+    if (still) by("lanes-note").textContent = `${t.answers.toLocaleString("en")} answers; no time passed on this run’s clock.`;
+    if (still) return;
     const tall = Math.max(13, Math.min(20, 420 / m)), top = 6, bottom = 44, height = top + bottom + tall * m;
     const width = prepare(lanes, height), slow = new Set(t.slow), right = 10;
     const called = t.lanes.map(c => c + (slow.has(c) ? " slow" : "")), left = 30 + 7.5 * Math.max(...called.map(w => w.length));
@@ -402,6 +408,8 @@
     by("lanes-run").addEventListener("change", () => { lanesTip.hidden = true; drawLanes(); drawAges(); });
   }
 
+  window.addEventListener("beforeprint", () => { paper = 720; forget(); draw(); });
+  window.addEventListener("afterprint", () => { paper = 0; draw(); });
   let last = 0;
   function draw() {
     drawCurves();
@@ -409,7 +417,7 @@
   }
   new ResizeObserver(() => {
     const width = document.querySelector("main").clientWidth;
-    if (width !== last) { last = width; draw(); }
+    if (width !== last && !paper) { last = width; draw(); }
   }).observe(document.querySelector("main"));
   draw();
 })();
