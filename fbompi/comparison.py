@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +19,7 @@ from fbompi.runs import Run
 
 APART = {("run", "seed"), ("run", "out")}  # keys that do not make another group
 COSTS = ("round", "communication", "time", "bytes", "calls")
+WIDTH = 120  # of a page that goes to no terminal
 # 97.5 % points of Student's t for 1, 2, ... degrees of freedom; beyond, an expansion in their inverse is exact enough
 _T = (
     12.7062047, 4.3026527, 3.1824463, 2.7764451, 2.5705818, 2.4469119, 2.3646243, 2.3060041, 2.2621572, 2.2281389,
@@ -247,38 +250,48 @@ def _speedup(first: dict[str, Any], row: dict[str, Any]) -> dict[str, float | No
 # For people
 
 
-def page(figures: dict[str, Any]) -> str:
-    """A comparison as text."""
+def page(figures: dict[str, Any], width: int = 0) -> str:
+    """A comparison as text that fits a terminal: tables that are too wide go on below."""
+    width = width or shutil.get_terminal_size((WIDTH, 24)).columns
     rows, aim = figures["groups"], figures["target"]
     count, same = sum(len(row["seeds"]) for row in rows), figures["same"]
     alike = ", ".join(f"{name.split('.')[-1]} {value}" for name, value in same.items() if name != "clients.count")
-    lines = [
-        f"{count} runs in {len(rows)} groups{f' ({alike})' if alike else ''}; mean ± half the 95 % interval over seeds"
-    ]
     names = list(dict.fromkeys(name for row in rows for name in row["final"]))
-    lines += ["", "at the end", *_aligned([["", "runs", *names], *(
+    ends = [["", "runs", *names], *(
         [row["label"], str(len(row["seeds"])), *(_words(row["final"].get(name)) for name in names)] for row in rows
-    )])]  # fmt: skip
-    lines += ["", "what it took", *_costs(figures, "costs")]
+    )]  # fmt: skip
+    within = f" ({alike})" if alike else ""
+    parts = [
+        _wrapped(f"{count} runs in {len(rows)} groups{within}; mean ± half the 95 % interval over seeds", width),
+        ["at the end", *_aligned(ends, width)],
+        ["what it took", *_aligned(_costs(figures, "costs"), width)],
+    ]
     if aim:
         why = "" if aim["given"] else ", which all runs reach (--target sets another)"
-        lines += ["", f"to {aim['text']}{why}, at recorded rows", *_costs(figures, "to_target")]
-        lines += ["", f"times less to the target than {rows[0]['label']}", *_aligned([["", *map(_title, COSTS)], *(
+        faster = [["", *map(_title, COSTS)], *(
             [row["label"], *("–" if row["speedup"][c] is None else f"{row['speedup'][c]:.3g}" for c in COSTS)]
             for row in rows
-        )])]  # fmt: skip
-    lines += ["", *_differing(figures)]
+        )]  # fmt: skip
+        parts += [
+            [*_wrapped(f"to {aim['text']}{why}, at recorded rows", width),
+             *_aligned(_costs(figures, "to_target"), width)],
+            [f"speed-up: times less to the target than {rows[0]['label']}", *_aligned(faster, width)],
+        ]  # fmt: skip
+    notes = _differing(figures, width)
     for row in rows:
         if row["unfinished"]:
-            lines.append(f"{row['label']}: not complete: {', '.join(row['unfinished'])}")
+            notes += _wrapped(f"{row['label']}: not complete: {', '.join(row['unfinished'])}", width)
         if len(set(row["seeds"])) < len(row["seeds"]):
-            lines.append(
-                f"{row['label']}: seeds {row['seeds']}: some are there more than once, the interval is too narrow"
-            )
-    return "\n".join(lines)
+            words = f"{row['label']}: seeds {row['seeds']}: some are there more than once, the interval is too narrow"
+            notes += _wrapped(words, width)
+    return "\n\n".join("\n".join(part) for part in (*parts, notes))
 
 
-def _costs(figures: dict[str, Any], which: str) -> list[str]:
+def _wrapped(words: str, width: int) -> list[str]:
+    return textwrap.wrap(words, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _costs(figures: dict[str, Any], which: str) -> list[list[str]]:
     rows, table, reached = figures["groups"], [], which == "to_target"
     scales = {}
     for cost in COSTS:
@@ -288,7 +301,7 @@ def _costs(figures: dict[str, Any], which: str) -> list[str]:
     for row in rows:
         cells = [_words(row[which][cost], scales[cost][0]) for cost in COSTS]
         table.append([row["label"], *([f"{row['reached']} of {len(row['seeds'])}"] if reached else []), *cells])
-    return _aligned(table)
+    return table
 
 
 def _title(cost: str, unit: str = "rounds") -> str:
@@ -312,20 +325,31 @@ def _words(mean: dict[str, Any] | None, factor: float = 1.0) -> str:
     return f"{round(middle, digits):.{max(digits, 0)}f} ± {round(half, digits):.{max(digits, 0)}f}"
 
 
-def _aligned(table: list[list[str]]) -> list[str]:
+def _aligned(table: list[list[str]], width: int) -> list[str]:
+    """A table in lines; columns that do not fit stand below, with the first column again."""
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    blocks: list[list[int]] = []
+    used = width
+    for column, wide in enumerate(widths[1:], 1):
+        if used + 2 + wide > width:
+            blocks.append([])
+            used = 2 + widths[0]
+        blocks[-1].append(column)
+        used += 2 + wide
     return [
-        "  " + "  ".join([row[0].ljust(widths[0]), *(w.rjust(n) for w, n in zip(row[1:], widths[1:]))]) for row in table
+        "  " + "  ".join([row[0].ljust(widths[0]), *(row[c].rjust(widths[c]) for c in block)])
+        for block in blocks
+        for row in table
     ]
 
 
-def _differing(figures: dict[str, Any]) -> list[str]:
+def _differing(figures: dict[str, Any], width: int) -> list[str]:
     """What differs between the groups' configurations; keys that only some methods have are counted."""
     found, labels = figures["differences"], [row["label"] for row in figures["groups"]]
     if not found:
         return ["the runs differ in nothing but their seeds"]
     shown = {name: values for name, values in found.items() if None not in values}
-    lines = ["what differs", *_aligned([["", *labels], *([n, *map(_short, v)] for n, v in shown.items())])]
+    lines = ["what differs", *_aligned([["", *labels], *([n, *map(_short, v)] for n, v in shown.items())], width)]
     others = len(found) - len(shown)
     if others:
         lines.append(f"  and {others} keys that only some methods or problems have (--json has them)")

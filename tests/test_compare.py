@@ -144,6 +144,15 @@ def test_what_differs_is_told(runs: list[Run], tmp_path: Path) -> None:
     assert "nothing but their seeds" in page(compare(runs[::3]))
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_page_fits_a_terminal_and_loses_nothing(runs: list[Run], width: int) -> None:
+    said, whole = page(compare(runs), width), page(compare(runs), 1000)
+    assert max(map(len, said.splitlines())) <= width
+    assert set(said.split()) == set(whole.split()) and "speed-up: times less" in said
+    for row in compare(runs)["groups"]:
+        assert said.count(f"  {row['label']} ") >= 4  # its line in every block
+
+
 def test_the_table_rounds_to_the_intervals_digits() -> None:
     from fbompi.comparison import _words
 
