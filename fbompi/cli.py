@@ -332,7 +332,12 @@ def doctor(as_json: bool) -> None:
 
 @fbompi.group()
 def bench() -> None:
-    """Measure, as ratios within one run."""
+    """Measure, as ratios within one run.
+
+    \b
+    fbompi bench link -n 4
+    fbompi bench kernels --threads 1
+    """
 
 
 @bench.command()

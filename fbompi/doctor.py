@@ -35,7 +35,7 @@ TRIAL_SECONDS = 40.0  # for a job in which a rank is killed, starting it include
 
 
 def examine() -> dict[str, Any]:
-    """Findings as figures; `advice` says what to do about those that are not well."""
+    """Findings as figures; `advice` says what to do about those that are not well, `hints` what else is worth doing."""
     launcher = find_launcher()
     library = _mpi_library()
     findings: dict[str, Any] = {
@@ -45,7 +45,7 @@ def examine() -> dict[str, Any]:
         "cores": cores(),
         "root": os.geteuid() == 0,
         "threads": os.environ.get("OMP_NUM_THREADS", ""),
-        "packages": {name: _version(name) for name in ("numpy", "h5py", "mpi4py", "numba", "click")},
+        "packages": {name: _version(name) for name in ("numpy", "h5py", "mpi4py", "numba", "click", "matplotlib")},
         "hdf5": _hdf5(),
         "mpi": library,
         "launcher": vars(launcher) if launcher else None,
@@ -57,7 +57,7 @@ def examine() -> dict[str, Any]:
     }
     if launcher and findings["two_ranks"] == "ok":
         findings["lost_rank"] = _lost_rank(launcher)
-    findings["advice"] = _advice(findings, launcher)
+    findings["advice"], findings["hints"] = _advice(findings, launcher), _hints(findings)
     findings["usable"] = bool(findings["packages"]["numpy"] and findings["hdf5"])
     return findings
 
@@ -161,6 +161,24 @@ def _advice(f: dict[str, Any], launcher: Launcher | None) -> list[str]:
     return advice
 
 
+def _hints(f: dict[str, Any]) -> list[str]:
+    """What to do next on a machine on which nothing is wrong."""
+    ranks, hints = max(4, min(f["cores"], 64)), []
+    if f["two_ranks"] == "ok":
+        hints.append(f"fbompi run -n {ranks} is a first run on MPI: a server, and clients on {ranks - 1} ranks")
+    else:
+        hints.append("fbompi run is a first run, in one process, which needs no MPI")
+    if f["lost_rank"] and f["lost_rank"]["noticed"] is None:
+        hints.append("a killed rank ends a job here: fbompi resume RUN.h5 goes on from its last checkpoint")
+    if f["packages"]["matplotlib"] is None:
+        hints.append("fbompi plot needs matplotlib, which is not here: pip install 'fbompi[plot]'")
+    return hints
+
+
+def _threads_words(threads: str) -> str:
+    return f"OMP_NUM_THREADS is {threads}" if threads else "OMP_NUM_THREADS is not set: one thread a rank"
+
+
 def _lost_rank_words(trial: dict[str, Any] | None) -> str:
     if trial is None:
         return "not tried"
@@ -186,7 +204,7 @@ def page(f: dict[str, Any]) -> str:
     lines = [
         f"fbompi     {f['fbompi']}, Python {f['python']} ({f['executable']})",
         f"packages   {packages}, HDF5 {f['hdf5']}",
-        f"machine    {f['cores']} cores{', root' if f['root'] else ''}; {f['threads']} linear-algebra threads",
+        f"machine    {f['cores']} cores{', root' if f['root'] else ''}; {_threads_words(f['threads'])}",
         f"MPI        {mpi['library']}, thread level {mpi['threads']}, "
         f"{'with' if mpi['ulfm'] else 'without'} fault tolerance (ULFM), "
         f"{'reads' if mpi['cuda_aware'] else 'does not read'} GPU memory"
@@ -201,4 +219,5 @@ def page(f: dict[str, Any]) -> str:
         f"GPU        {f['gpu']}",
         f"Slurm      {'there' if f['slurm'] else 'not here'}",
     ]
-    return "\n".join(lines + [f"advice: {a}" for a in f["advice"]] if f["advice"] else [*lines, "all is well"])
+    title = "what to mend, and what to do next" if f["advice"] else "all is well; what to do next"
+    return "\n".join([*lines, "", title, *(f"  - {words}" for words in (*f["advice"], *f["hints"]))])

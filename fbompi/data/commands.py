@@ -24,6 +24,10 @@ def data() -> None:
     """Data sets: import original files, download them, list what is there.
 
     Sets are kept in the directory FBOMPI_DATA, or else in ~/.cache/fbompi/data.
+
+    \b
+    fbompi data list
+    fbompi data get mnist
     """
 
 
