@@ -230,8 +230,9 @@ def mark(path: Path, status: str) -> None:
 
 
 @contextmanager
-def reading(path: str | Path) -> Iterator[h5py.File]:
-    """A run file opened for reading, also while it is being written, or one clear line."""
+def reading(path: str | Path, known: bool = False) -> Iterator[h5py.File]:
+    """A run file opened for reading, also while it is being written, or one clear line; one that is known to hold
+    nothing but its own content is not searched for other."""
     if not Path(path).is_file():
         why = "is a directory, not a run file" if Path(path).is_dir() else "there is no such file"
         raise UserError(f"{path}: {why}")
@@ -243,6 +244,8 @@ def reading(path: str | Path) -> Iterator[h5py.File]:
     try:
         with file:
             _check(file, path)
+            if not known:
+                contained(file)
             yield file
     except UserError:
         raise
@@ -275,7 +278,6 @@ def _check(file: h5py.File, path: str | Path) -> None:
     for name in TEXTS:
         if not isinstance(file.attrs[name], str):
             raise UserError(f"{path}: is damaged: its {name} is not a text")
-    contained(file)
 
 
 def _mend(path: Path) -> None:

@@ -24,7 +24,9 @@ import numpy as np
 import pytest
 from conftest import ROOT, command, needs_mpi, options, trajectory
 from federation import ran
+from ranks import Job
 
+from fbompi import record
 from fbompi.errors import UserError
 from fbompi.watch import follow as following
 from fbompi.watch import look as looking
@@ -126,12 +128,12 @@ def read_until(end: int, enough: Any, most: float = 20.0) -> str:
 @pytest.mark.slow
 def test_a_synchronous_run_that_is_watched_has_the_same_bits_and_outlives_its_watcher(tmp_path: Path) -> None:
     words = options(run_algorithm="fedmbo", run_problem="quadratic", run_rounds=150, record_every=1, clients_count=4)
-    assert command("run", "-n", 3, "--quiet", "--out", "alone.h5", *words, cwd=tmp_path).status == 0
+    assert command("run", "-n", 4, "--quiet", "--out", "alone.h5", *words, cwd=tmp_path).status == 0
     silent = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with started("watch", "run.h5", "--json", "--every", "0.05", cwd=tmp_path, **silent) as watch:
         with (
             started("watch", "run.h5", "--every", "0.05", cwd=tmp_path, **silent) as other,
-            started("run", "-n", 3, "--quiet", "--out", "run.h5", *words, cwd=tmp_path, **silent) as run,
+            started("run", "-n", 4, "--quiet", "--out", "run.h5", *words, cwd=tmp_path, **silent) as run,
         ):
             assert watch.stdout
             while json.loads(watch.stdout.readline())["round"] < 5:
@@ -142,6 +144,70 @@ def test_a_synchronous_run_that_is_watched_has_the_same_bits_and_outlives_its_wa
         assert (watch.returncode, last["status"], last["round"], last["unit"]) == (0, "complete", 150, "s")
     for name in ("x", "y", "upper", "x_error"):
         np.testing.assert_array_equal(trajectory(tmp_path / "run.h5", name), trajectory(tmp_path / "alone.h5", name))
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_a_watcher_sees_the_server_die_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+    words = options(run_problem="quadratic", run_rounds=10**6, record_every=1, clients_count=6)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with (
+        started("watch", "run.h5", "--json", "--every", "0.1", cwd=tmp_path, **pipes) as watch,
+        Job("run", "-n", 4, "--quiet", "--out", "run.h5", *words, cwd=tmp_path) as job,
+    ):
+        job.running(4, tmp_path / "run.h5")
+        while json.loads(watch.stdout.readline())["round"] < 5:  # type: ignore[union-attr]
+            pass
+        job.kill(0)
+        out, err = watch.communicate(timeout=60)
+    last = json.loads(out.splitlines()[-1])
+    assert watch.returncode == 75 and last["status"] == "killed" and "resume run.h5 goes on" in err
+    result = command("resume", "run.h5", "-n", 4, "-o", f"run.rounds={last['round'] + 3}", cwd=tmp_path)
+    assert result.status == 0 and "complete" in result.out, result
+
+
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_run_of_four_ranks_does_not_feel_that_it_is_watched(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The time of a run with a watcher over that of one without, in turn; of pairs, as the machine has its moods."""
+    words = options(run_algorithm="fedmbo", run_rounds=int(os.environ.get("FBOMPI_TEST_ROUNDS", 120)))
+    pairs = int(os.environ.get("FBOMPI_TEST_PAIRS", 6))
+
+    def seconds() -> float:
+        result = command("run", "-n", 4, "--quiet", "--overwrite", "--out", "run.h5", *words, cwd=tmp_path)
+        assert result.status == 0, result
+        return float(trajectory(tmp_path / "run.h5", "time")[-1])
+
+    def watched() -> tuple[float, float]:
+        (tmp_path / "run.h5").unlink(missing_ok=True)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with started("watch", "run.h5", cwd=tmp_path, **pipes) as watch:
+            assert watch.stderr and "waiting for it" in watch.stderr.readline()
+            begun = on_cpu(watch.pid)
+            took = seconds()
+            return took, (on_cpu(watch.pid) - begun) / took
+
+    seconds()  # compiles
+    ratios, shares = [], []
+    for index in range(pairs):
+        if index % 2:
+            alone, (took, share) = seconds(), watched()
+        else:
+            (took, share), alone = watched(), seconds()
+        ratios.append(np.log(took / alone))
+        shares.append(share)
+    mean, error = np.mean(ratios), np.std(ratios, ddof=1) / np.sqrt(pairs)
+    with capsys.disabled():
+        print(f"\nwatched over not: {np.exp(mean):.4f} ± {error:.4f} (standard error, {pairs} pairs of {alone:.1f} s); "
+              f"the watcher took {np.mean(shares):.2%} of a core")  # fmt: skip
+    assert mean - 3 * error < np.log(1.02) and np.median(shares) < SHARE
+
+
+def on_cpu(process: int) -> float:
+    """Seconds that a process has computed; one that has ended, too, until it is waited for."""
+    words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.parametrize(
@@ -208,6 +274,24 @@ def test_what_has_not_changed_is_not_read_again(run_file: Path, monkeypatch: pyt
     monkeypatch.setattr(looking, "reading", lambda path: pytest.fail("it was read"))
     second = watched.look()
     assert second and not second.changed and second.rounds == first.rounds
+
+
+def test_the_whole_content_is_searched_once_while_one_run_writes_it(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[Any] = []
+    monkeypatch.setattr(record, "contained", searched.append)
+    monkeypatch.setattr(looking, "is_being_written", lambda path: True)
+    watched = Watched(run_file)
+    for moment in range(3):
+        os.utime(run_file, (moment, moment))  # as if it had grown
+        assert watched.look()
+    assert len(searched) == 1
+    shutil.copy(run_file, tmp_path / "other.h5")
+    os.replace(tmp_path / "other.h5", run_file)
+    assert watched.look() and len(searched) == 2
+    monkeypatch.setattr(looking, "is_being_written", lambda path: False)
+    assert watched.look() and len(searched) == 3
 
 
 def test_a_file_that_takes_long_to_look_at_is_looked_at_seldom(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,8 @@ class Watched:
         self._last: Look | None = None
         self._mark: tuple | None = None  # of the file's content at the last look
         self._doubt: tuple[tuple, float] | None = None  # since when nobody has held the lock or changed anything
+        self._known: int | None = None  # the file whose whole content was checked: it grows by its own run since
+        self._config: tuple[str, dict[str, Any]] = "", {}  # its text, and what that says of the run
         self._failures = 0
         self._pace: deque[tuple[float, int]] = deque()  # moments and rounds
         self._begin("")
@@ -139,11 +141,12 @@ class Watched:
         if self.path.is_dir():
             raise UserError(f"{self.path}: is a directory, not a run file")
         written, mark = is_being_written(self.path), _mark(self.path)
+        known = written and bool(mark) and mark[0] == self._known
         if self._last is not None and written and mark == self._mark:
             self._last.changed, self._last.new = False, []
             return self._last
         try:
-            with reading(self.path) as file:
+            with reading(self.path, known) as file:
                 look = self._read(file)
                 host = str(file.attrs["host"])
         except UserError:
@@ -151,7 +154,7 @@ class Watched:
             if self._failures >= FAILURES or not is_being_written(self.path):
                 raise
             return None
-        self._failures, self._mark = 0, mark
+        self._failures, self._mark, self._known = 0, mark, mark[0] if mark else None
         if look.status == "running":
             self._judge(look, host)
         last = self._last
@@ -175,15 +178,18 @@ class Watched:
             look.status = "killed"
 
     def _read(self, file: h5py.File) -> Look:
-        run = tomllib.loads(file.attrs["config"])["run"]
+        if (text := file.attrs["config"]) != self._config[0]:
+            self._config = text, tomllib.loads(text)["run"]
+        run = self._config[1]
         trajectory, events = file["trajectory"], file["events"]
         self._follow(file)
-        rows = min(len(column) for column in trajectory.values())
+        telling = [name for name in TELLING if name in trajectory][:2]
+        told = [trajectory[name] for name in ("round", "time", *telling, "upper", "lower") if name in trajectory]
+        rows = min(map(len, told))
         rounds = int(trajectory["round"][rows - 1]) if rows else 0
         moment = float(trajectory["time"][rows - 1]) if rows else 0.0
         if len(events):
             moment = float(np.nanmax([moment, events[-1]["time_arrived"]]))
-        telling = [name for name in TELLING if name in trajectory][:2]
         courses = {name: trajectory[name][:rows] for name in (*telling, "upper", "lower") if name in trajectory}
         new = records(file["incidents"][len(self._incidents) :]) if "incidents" in file else []
         self._incidents = [*self._incidents, *new]
