@@ -50,7 +50,7 @@ def panel(axes: Any, runs: Sequence[Run], names: Sequence[str], metrics: Sequenc
     axes.set_ylabel(plain(", ".join(metrics)) + _unit(runs[0], metrics[0]))
     stretch(axes, runs, against, factor)
     if len(metrics) > 1:
-        axes.legend(loc="best", handlelength=2)
+        axes.legend(loc="best", handlelength=3)
 
 
 def told_apart(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[int, str]]:
@@ -106,7 +106,7 @@ def legend(figure: Any, axes: Any, title: str = "") -> None:
         width = max(map(len, labels))
         columns = int(np.clip(figure.get_figwidth() * 15 // (width + 5), 1, 6))
         figure.set_figheight(figure.get_figheight() + LEGEND * -(-len(labels) // columns))
-        figure.legend(handles, labels, loc="outside upper center", ncols=columns, handlelength=2.6, title=title or None)
+        figure.legend(handles, labels, loc="outside upper center", ncols=columns, handlelength=3, title=title or None)
 
 
 def costs(runs: Sequence[Run]) -> list[str]:

@@ -35,7 +35,7 @@ def panel(axes: Any, run: Run, against: str, legend: bool = False) -> None:
     axes.set_ylabel("mean weight")
     curves.stretch(axes, [run], against, factor)
     if legend:
-        axes.legend(loc="best", handlelength=2)
+        axes.legend(loc="best", handlelength=3)
 
 
 def figure(figure_of: Any, runs: Sequence[Run], names: Sequence[str], against: str) -> Any:
