@@ -120,6 +120,18 @@ def test_shipped_scripts_are_what_fbompi_job_writes(here, tmp_path, script) -> N
         assert re.fullmatch("\n".join(lines), text), written.name
 
 
+def test_the_commands_about_clusters_are_true(here, tmp_path) -> None:
+    """Those of docs/cluster.md, in their order; what is submitted is so in test_slurm.py, `doctor` is asked elsewhere."""
+    page = (ROOT / "docs/cluster.md").read_text()
+    blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S))
+    shutil.copytree(ROOT / "jobs", tmp_path / "jobs")
+    results = [here(*line.split()) for line in re.findall(r"^fbompi (.*)", blocks, re.M) if line != "doctor"]
+    assert [result.status for result in results] == [0, 0, 0], results
+    assert {"hypercleaning.slurm", "array.slurm", "array-compare.slurm"} <= {path.name for path in tmp_path.iterdir()}
+    planned = set(re.findall(r"array-sweep/\S+\.h5", (tmp_path / "array.slurm").read_text()))
+    assert len(planned) == 6 and planned == set(re.findall(r"array-sweep/\S+\.h5", results[-1].out))
+
+
 @needs_mpi
 @pytest.mark.slow
 def test_a_signal_when_all_is_written_harms_nothing(tmp_path) -> None:
