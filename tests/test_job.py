@@ -121,7 +121,7 @@ def test_shipped_scripts_are_what_fbompi_job_writes(here, tmp_path, script) -> N
 
 
 def test_the_commands_about_clusters_are_true(here, tmp_path) -> None:
-    """Those of docs/cluster.md, in their order; what is submitted is so in test_slurm.py, `doctor` is asked elsewhere."""
+    """Those of docs/cluster.md, in their order, but for `doctor`, which is asked elsewhere."""
     page = (ROOT / "docs/cluster.md").read_text()
     blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S))
     shutil.copytree(ROOT / "jobs", tmp_path / "jobs")
