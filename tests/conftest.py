@@ -75,11 +75,15 @@ def fbompi(tmp_path: Path) -> Callable[..., Result]:
 @pytest.fixture
 def here(capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
     """``fbompi ARGUMENTS`` in this process, which is quicker; `alarm` sends it a signal (see stopping.py)."""
+    from fbompi import kernels, registry
     from fbompi.cli import main
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a file that is changed within a second is another file
 
     def run(*arguments: Any, alarm: str = "") -> Result:
+        registry._from_file.cache_clear()  # a new process would have none of the user's files
+        monkeypatch.setattr(kernels, "before_compiling", [])
         monkeypatch.setenv("FBOMPI_TEST_SIGNAL", alarm)
         monkeypatch.setattr(sys, "argv", ["fbompi", *map(str, arguments)])
         capfd.readouterr()
@@ -95,12 +99,16 @@ def here(capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @pytest.fixture
-def run_file(fbompi: Callable[..., Result], tmp_path: Path) -> Callable[..., Path]:
-    """Run a configuration that must succeed, and return the path of its run file."""
+def run_file(fbompi: Callable[..., Result], here: Callable[..., Result], tmp_path: Path) -> Callable[..., Path]:
+    """Run a configuration that must succeed, and return the path of its run file.
+
+    In this process, unless it is to run on ranks or in another environment.
+    """
 
     def run(*arguments: Any, **options: Any) -> Path:
         path = tmp_path / options.pop("name", "run.h5")
-        result = fbompi("run", "--quiet", "--overwrite", "--out", path, *arguments, **options)
+        words = ["run", "--quiet", "--overwrite", "--out", path, *arguments]
+        result = fbompi(*words, **options) if options or "-n" in arguments else here(*words)
         assert result.status == 0, result
         return path
 

@@ -72,7 +72,7 @@ def test_figures_come_as_json_too(fbompi) -> None:
     assert all(OURS in case["seconds"] and case["threads"] == 1 for case in cases)
 
 
-def test_more_threads_than_cores_are_refused(fbompi) -> None:
+def test_more_threads_than_cores_are_refused(here) -> None:
     for threads, words in (("4096", "4096 threads asked for"), ("two", "expected whole numbers")):
-        result = fbompi("bench", "kernels", "--threads", threads)
+        result = here("bench", "kernels", "--threads", threads)
         assert result.status == 2 and words in result.err and result.err.count("\n") == 1

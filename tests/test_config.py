@@ -313,11 +313,11 @@ def test_files_and_options_give_the_same(tables):
     assert load(None, given_as_options) == resolve(tables)
 
 
-def test_the_configuration_shown_is_a_configuration_file(fbompi, tmp_path):
-    first = fbompi("run", "--show-config", "-o", "run.problem=quadratic", "-o", "delays.mean=0.1", "--out", "a b.h5")
+def test_the_configuration_shown_is_a_configuration_file(here, tmp_path):
+    first = here("run", "--show-config", "-o", "run.problem=quadratic", "-o", "delays.mean=0.1", "--out", "a b.h5")
     assert first.status == 0 and first.err == ""
     path = written(tmp_path, first.out)
-    again = fbompi("run", "--show-config", path)
+    again = here("run", "--show-config", path)
     assert again.status == 0 and again.out == first.out
     assert load(path).run.out == "a b.h5"
 
@@ -407,8 +407,8 @@ def test_every_key_says_what_it_means_and_what_it_expects():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="names of files are bytes on POSIX only")
-def test_an_option_that_is_not_text_is_refused(fbompi, tmp_path):
-    result = fbompi("run", "-o", "run.rounds=1", "-o", "run.out=a\udcff.h5")
+def test_an_option_that_is_not_text_is_refused(here, tmp_path):
+    result = here("run", "-o", "run.rounds=1", "-o", "run.out=a\udcff.h5")
     assert result.status == 2 and result.err.startswith("fbompi: ") and result.err.count("\n") == 1, result
     assert not list(tmp_path.iterdir())
 

@@ -192,17 +192,17 @@ def complaint(result: Result) -> str:
     return lines[0]
 
 
-def test_the_examples_run_where_nothing_is_wrong(fbompi, folder):
+def test_the_examples_run_where_nothing_is_wrong(here, folder):
     """Or the tests below would prove nothing."""
-    result = fbompi("run", "-o", "run.problem=problems.py:Quadratic", "-o", "run.rounds=1", "--quiet")
+    result = here("run", "-o", "run.problem=problems.py:Quadratic", "-o", "run.rounds=1", "--quiet")
     assert result.status == 0, result
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_clear_line(fbompi, folder, mistake):
+def test_a_mistake_is_one_clear_line(here, folder, mistake):
     arguments, words = MISTAKES[mistake]
     before = contents(folder)
-    result = fbompi("run", *arguments, PYTHONDONTWRITEBYTECODE="1")
+    result = here("run", *arguments)
     line = complaint(result)
     assert result.status == 2 and result.err == f"{line}\n", result
     assert all(word in line for word in words), line
@@ -210,10 +210,10 @@ def test_a_mistake_is_one_clear_line(fbompi, folder, mistake):
 
 
 @pytest.mark.parametrize("where", RAISING)
-def test_an_error_in_a_users_code_is_shown_with_the_users_lines_only(fbompi, folder, where):
+def test_an_error_in_a_users_code_is_shown_with_the_users_lines_only(here, folder, where):
     arguments, file, functions, words = RAISING[where]
     before = contents(folder)
-    result = fbompi("run", *arguments, PYTHONDONTWRITEBYTECODE="1")
+    result = here("run", *arguments)
     assert result.status == 2, result
     assert_users_frames(result, folder / file, functions)
     assert all(word in complaint(result) for word in words), result

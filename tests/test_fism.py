@@ -290,14 +290,14 @@ def test_a_first_step_without_a_proof_is_told() -> None:
         federation(tables(step=50.0, weight=2.0))
 
 
-def test_methods_and_problems_of_other_families_do_not_meet(fbompi) -> None:
-    result = fbompi("run", *options(run_algorithm="fism", run_problem="quadratic"))
+def test_methods_and_problems_of_other_families_do_not_meet(here) -> None:
+    result = here("run", *options(run_algorithm="fism", run_problem="quadratic"))
     assert result.status == 2 and result.err.count("\n") == 1 and "smooth" in result.err, result
 
 
-def test_a_quorum_of_more_than_all_is_refused(fbompi) -> None:
+def test_a_quorum_of_more_than_all_is_refused(here) -> None:
     keys = options(run_algorithm="fism", run_problem="location", algorithm_quorum=99)
-    result = fbompi("run", *keys)
+    result = here("run", *keys)
     assert result.status == 2 and result.err.count("\n") == 1 and "algorithm.quorum = 99" in result.err, result
 
 

@@ -329,12 +329,12 @@ def test_a_checkpoint_whose_numbers_make_no_sense_is_told(begun, tmp_path):
     assert result.status == 2 and "Traceback" not in result.err and "does not fit this run" in result.err, result
 
 
-def test_a_checkpoint_inside_of_the_run_file_is_looked_at_alike(undisturbed, fbompi, tmp_path):
+def test_a_checkpoint_inside_of_the_run_file_is_looked_at_alike(undisturbed, here, tmp_path):
     path = tmp_path / "run.h5"
     shutil.copy(undisturbed, path)
     with h5py.File(path, "r+") as file:
         file["checkpoint/state"].attrs["round"] = "two"
-    result = fbompi("resume", "--quiet", "run.h5", *options(run_rounds=6))
+    result = here("resume", "--quiet", "run.h5", *options(run_rounds=6))
     assert result.status == 0 and "round is 'two', expected a int" in result.err, result
 
 

@@ -217,11 +217,11 @@ def test_without_them_a_run_that_garbage_carries_away_stops_with_a_sentence(meth
     assert np.isfinite(driver.state.x).all()
 
 
-def test_a_diverging_run_names_its_step_and_leaves_a_file_that_tells(fbompi, tmp_path):
+def test_a_diverging_run_names_its_step_and_leaves_a_file_that_tells(here, tmp_path):
     given = options(
         run_problem="quadratic", run_algorithm="fedmbo", run_rounds=500, algorithm_step_x=5.0, record_every=1
     )
-    result = fbompi("run", "--quiet", "--out", "run.h5", *given)
+    result = here("run", "--quiet", "--out", "run.h5", *given)
     assert result.status == 2 and result.err.count("\n") == 1
     assert "the run diverges" in result.err and "algorithm.step_x = 5.0" in result.err
     with h5py.File(tmp_path / "run.h5") as file:

@@ -151,8 +151,8 @@ def test_the_memory_is_chosen_by_problem_and_mpi(build: Path) -> None:
         assert type(memory_for(OnGpu(), True)) is DeviceMemory
 
 
-def test_without_a_gpu_it_is_said_in_one_line(fbompi) -> None:
-    result = fbompi("run", "-o", "problem.backend=cuda")
+def test_without_a_gpu_it_is_said_in_one_line(here) -> None:
+    result = here("run", "-o", "problem.backend=cuda")
     if result.status == 0:
         pytest.skip("there is a GPU here")
     assert result.status == 2 and result.err.startswith('fbompi: backend = "cuda": ') and result.err.count("\n") == 1

@@ -434,9 +434,9 @@ class Poor(Quadratic):
 """
 
 
-def test_a_method_of_ones_own_goes_on_without_clients_that_are_left_out(fbompi, tmp_path):
+def test_a_method_of_ones_own_goes_on_without_clients_that_are_left_out(here, tmp_path):
     """The round that begins anew was taken for an error of the method."""
     (tmp_path / "own.py").write_text(OWN)
     small = options(run_algorithm="own.py:Mine", run_problem="own.py:Poor", run_rounds=3, clients_count=5)
-    result = fbompi("run", "--quiet", "--out", "run.h5", *small)
+    result = here("run", "--quiet", "--out", "run.h5", *small)
     assert result.status == 4 and "1 client was left out" in result.err, result

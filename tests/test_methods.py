@@ -92,10 +92,10 @@ def test_the_method_of_the_page_is_short() -> None:
     ast.parse(code)
 
 
-def test_the_method_of_the_page_runs_word_for_word_and_reaches_the_solution(fbompi, tmp_path: Path) -> None:
+def test_the_method_of_the_page_runs_word_for_word_and_reaches_the_solution(here, tmp_path: Path) -> None:
     example(tmp_path)
     for line in re.search(r"```sh\n(fbompi run -o run.algorithm=soba.*?)\n```", PAGE, re.S)[1].splitlines():
-        result = fbompi(*line.split()[1:], "--quiet")
+        result = here(*line.split()[1:], "--quiet")
         assert result.status == 0, result
     assert trajectory(tmp_path / "Soba-quadratic-1.h5", "x_error")[-1] < 1e-3
 
@@ -134,12 +134,12 @@ SLIPS = {
 
 
 @pytest.mark.parametrize("slip", SLIPS)
-def test_a_slip_in_a_method_is_told_with_the_line_and_without_ours(fbompi, tmp_path: Path, slip: str) -> None:
+def test_a_slip_in_a_method_is_told_with_the_line_and_without_ours(here, tmp_path: Path, slip: str) -> None:
     found, broken, says = SLIPS[slip]
     code = example(tmp_path)
     assert found in code
     (tmp_path / "soba.py").write_text(code.replace(found, broken), encoding="utf-8")
-    result = fbompi("run", *options(run_algorithm="soba.py:Soba", run_problem="quadratic", run_rounds=2))
+    result = here("run", *options(run_algorithm="soba.py:Soba", run_problem="quadratic", run_rounds=2))
     assert result.status == 2 and says in result.err and "fbompi/run.py" not in result.err, result
 
 
@@ -162,23 +162,23 @@ def test_results_without_a_meaning_leave_a_file_that_says_it_failed(fbompi, tmp_
         assert file.attrs["status"] == "failed" and "x" in file["final"]
 
 
-def test_two_files_of_one_name_do_not_meet(fbompi, tmp_path: Path) -> None:
+def test_two_files_of_one_name_do_not_meet(here, tmp_path: Path) -> None:
     code = example(tmp_path)
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
     (tmp_path / "one/my.py").write_text(code, encoding="utf-8")
     (tmp_path / "two/my.py").write_text("from fbompi.problems.quadratic import Quadratic as Mine\n", encoding="utf-8")
-    result = fbompi("run", *options(run_algorithm="one/my.py:Soba", run_problem="two/my.py:Mine", run_rounds=2))
+    result = here("run", *options(run_algorithm="one/my.py:Soba", run_problem="two/my.py:Mine", run_rounds=2))
     assert result.status == 0, result
 
 
 @pytest.mark.parametrize("problem", ["quadratic", "location"])
-def test_figures_for_machines_are_json_that_every_machine_reads(fbompi, problem: str) -> None:
+def test_figures_for_machines_are_json_that_every_machine_reads(here, problem: str) -> None:
     method = "fedmbo" if problem == "quadratic" else "fism"
     keys = options(run_algorithm=method, run_problem=problem, run_rounds=2, clients_count=3)
 
     def refuse(word: str) -> float:
         raise AssertionError(f"{word} is not JSON")
 
-    result = fbompi("run", "--json", "--quiet", *keys)
+    result = here("run", "--json", "--quiet", *keys)
     assert json.loads(result.out, parse_constant=refuse)["costs"]["communication"] > 0

@@ -96,8 +96,8 @@ def test_a_bad_schedule_is_refused(tmp_path: Path, text: str) -> None:
         scheduled(tmp_path, text)
 
 
-def test_a_schedule_that_is_not_there_is_told(fbompi) -> None:
-    result = fbompi("run", "-o", "clients.presence=schedule", "-o", "clients.schedule=nowhere.csv")
+def test_a_schedule_that_is_not_there_is_told(here) -> None:
+    result = here("run", "-o", "clients.presence=schedule", "-o", "clients.schedule=nowhere.csv")
     assert result.status == 2 and "clients.schedule" in result.err and result.err.count("\n") == 1, result
 
 

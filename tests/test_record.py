@@ -141,10 +141,10 @@ def same(one: Path, other: Path) -> None:
             assert numbers(a, name).tobytes() == numbers(b, name).tobytes(), name
 
 
-def test_the_stored_configuration_repeats_the_run_bit_for_bit(complete, fbompi, tmp_path):
+def test_the_stored_configuration_repeats_the_run_bit_for_bit(complete, here, tmp_path):
     with h5py.File(complete) as file:
         (tmp_path / "stored.toml").write_text(file.attrs["config"], encoding="utf-8")
-    result = fbompi("run", "stored.toml", "--quiet", "--out", "again.h5")
+    result = here("run", "stored.toml", "--quiet", "--out", "again.h5")
     assert result.status == 0, result
     same(complete, tmp_path / "again.h5")
 
@@ -181,10 +181,10 @@ def test_without_metrics_nothing_is_evaluated(run_file):
 # Names
 
 
-def test_numbered_names_never_overwrite(fbompi, tmp_path):
+def test_numbered_names_never_overwrite(here, tmp_path):
     (tmp_path / "afbo-quadratic-2.h5").write_text("mine")
     for number in (1, 3):
-        result = fbompi("run", *SMALL, "--quiet")
+        result = here("run", *SMALL, "--quiet")
         assert result.status == 0 and result.out.endswith(f"\nafbo-quadratic-{number}.h5\n"), result
     assert (tmp_path / "afbo-quadratic-2.h5").read_text() == "mine"
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"afbo-quadratic-{n}.h5" for n in (1, 2, 3)]
@@ -197,9 +197,9 @@ def test_runs_started_together_do_not_take_each_others_name(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"afbo-quadratic-{n}.h5" for n in (1, 2, 3, 4)]
 
 
-def test_overwriting_replaces_the_file_whole(complete, fbompi, tmp_path):
+def test_overwriting_replaces_the_file_whole(complete, here, tmp_path):
     (tmp_path / "run.h5").write_bytes(b"x" * 10_000_000)
-    result = fbompi("run", *SMALL, *RANDOM, "--quiet", "--overwrite", "--out", "run.h5")
+    result = here("run", *SMALL, *RANDOM, "--quiet", "--overwrite", "--out", "run.h5")
     assert result.status == 0, result
     same(complete, tmp_path / "run.h5")
 
@@ -212,16 +212,16 @@ def test_a_run_file_may_have_a_name_in_any_script(run_file):
 # inspect
 
 
-def test_inspect_tells_what_was_run_and_how_it_went(complete, fbompi):
-    result = fbompi("inspect", complete)
+def test_inspect_tells_what_was_run_and_how_it_went(complete, here):
+    result = here("inspect", complete)
     assert result.status == 0 and result.err == ""
     for words in ("afbo on quadratic: complete, 4 of 4 rounds", "seed 3", "5 clients with 160 samples", "virtual",
                   "x_error", "staleness", "MB moved", "gradients"):  # fmt: skip
         assert words in result.out
 
 
-def test_inspect_gives_the_same_to_machines(complete, fbompi):
-    result = fbompi("inspect", complete, "--json")
+def test_inspect_gives_the_same_to_machines(complete, here):
+    result = here("inspect", complete, "--json")
     assert result.status == 0
 
     def refuse(word: str) -> None:
@@ -238,22 +238,22 @@ def test_inspect_gives_the_same_to_machines(complete, fbompi):
     assert figures["age"]["mean"] == pytest.approx(events["age"].mean())
 
 
-def test_run_gives_machines_what_inspect_gives_them(fbompi, tmp_path):
-    ran = fbompi("run", *SMALL, "--json", "--out", "run.h5")
-    assert json.loads(ran.out) == json.loads(fbompi("inspect", "run.h5", "--json").out)
+def test_run_gives_machines_what_inspect_gives_them(here, tmp_path):
+    ran = here("run", *SMALL, "--json", "--out", "run.h5")
+    assert json.loads(ran.out) == json.loads(here("inspect", "run.h5", "--json").out)
 
 
-def test_a_run_can_be_looked_at_while_it_runs(fbompi, tmp_path):
+def test_a_run_can_be_looked_at_while_it_runs(here, tmp_path):
     run = start(tmp_path, *ENDLESS)
     try:
         wait_for_rows(run, tmp_path / "run.h5", 0.3)
-        result, to_machines = fbompi("inspect", "run.h5"), fbompi("inspect", "run.h5", "--json")
+        result, to_machines = here("inspect", "run.h5"), here("inspect", "run.h5", "--json")
     finally:
         run.kill()
         run.communicate()
     assert result.status == 0 and ": running, " in result.out, result
     assert json.loads(to_machines.out)["being_written"]
-    afterwards = fbompi("inspect", "run.h5").out
+    afterwards = here("inspect", "run.h5").out
     assert "killed while it ran; fbompi resume goes on. " in afterwards and "running" not in afterwards
 
 
@@ -267,13 +267,13 @@ def note(path: Path, *incidents: tuple) -> Path:
     return path
 
 
-def test_inspect_tells_of_incidents_in_a_few_lines(complete, fbompi, tmp_path):
+def test_inspect_tells_of_incidents_in_a_few_lines(complete, here, tmp_path):
     path = note(
         Path(shutil.copy(complete, tmp_path / "run.h5")), ("rank lost", -1, 2, "MPI reports it dead"),
         ("client adopted", 1, 3, ""), *[("answer rejected", c, -1, "lower: not finite") for c in (4, 3, 4)],
         *[("rank silent", -1, rank, "no sign of life") for rank in range(4, 20)],
     )  # fmt: skip
-    lines = fbompi("inspect", path).out.splitlines()
+    lines = here("inspect", path).out.splitlines()
     assert lines[-7:] == [
         "  0 virtual s: rank 2 lost: MPI reports it dead",
         "  0.5 virtual s: client 1 adopted by rank 3",
@@ -281,25 +281,25 @@ def test_inspect_tells_of_incidents_in_a_few_lines(complete, fbompi, tmp_path):
         *[f"  {2.5 + 0.5 * k:.4g} virtual s: rank {4 + k} silent: no sign of life" for k in range(3)],
         "  … and 13 more",
     ]
-    figures = json.loads(fbompi("inspect", path, "--json").out)
+    figures = json.loads(here("inspect", path, "--json").out)
     assert len(figures["incidents"]) == 21
     assert figures["incidents"][1] == {
         "time": 0.5, "round": 1, "take": 2, "what": "client adopted", "client": 1, "rank": 3, "text": "",
     }  # fmt: skip
 
 
-def test_inspect_tells_when_a_run_was_resumed(fbompi, run_file):
+def test_inspect_tells_when_a_run_was_resumed(here, run_file):
     path = run_file(*SMALL)
-    assert "resumed" not in fbompi("inspect", path).out
+    assert "resumed" not in here("inspect", path).out
     for rounds in (6, 9):
-        assert fbompi("resume", path, "--quiet", "-o", f"run.rounds={rounds}").status == 0
-    said = fbompi("inspect", path).out
+        assert here("resume", path, "--quiet", "-o", f"run.rounds={rounds}").status == 0
+    said = here("inspect", path).out
     assert "resumed in round 4 on 1 rank, 2" in said and "resumed in round 6 on 1 rank, 2" in said
-    starts = json.loads(fbompi("inspect", path, "--json").out)["starts"]
+    starts = json.loads(here("inspect", path, "--json").out)["starts"]
     assert [start["round"] for start in starts] == [0, 4, 6]
 
 
-def test_inspect_reads_the_first_format(complete, fbompi, tmp_path):
+def test_inspect_reads_the_first_format(complete, here, tmp_path):
     """Which had no incidents and no starts, and less in its other tables."""
     path = Path(shutil.copy(complete, tmp_path / "run.h5"))
     with h5py.File(path, "r+") as file:
@@ -313,9 +313,9 @@ def test_inspect_reads_the_first_format(complete, fbompi, tmp_path):
             del file[name]
         del file.attrs["run"]
         file.attrs.update(format_version=1, status="running")
-    result = fbompi("inspect", path)
+    result = here("inspect", path)
     assert result.status == 0 and ": killed while it ran, 4 of 4 rounds" in result.out, result
-    figures = json.loads(fbompi("inspect", path, "--json").out)
+    figures = json.loads(here("inspect", path, "--json").out)
     assert figures["incidents"] == figures["starts"] == [] and figures["clients"]["states"]["alive"] == 5
 
 
@@ -359,10 +359,10 @@ UNREADABLE: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("what", UNREADABLE)
-def test_inspect_refuses_with_one_clear_line(complete, fbompi, tmp_path, what):
+def test_inspect_refuses_with_one_clear_line(complete, here, tmp_path, what):
     make, word = UNREADABLE[what]
     make(complete, tmp_path / "odd.h5")
-    result = fbompi("inspect", "odd.h5", *(["--json"] if what == "garbage" else []))
+    result = here("inspect", "odd.h5", *(["--json"] if what == "garbage" else []))
     assert result.status == 2 and result.out == "", result
     assert result.err.startswith("fbompi: odd.h5: ") and result.err.count("\n") == 1 and word in result.err, result
 
@@ -513,11 +513,11 @@ def images(path: Path, *arguments: Any) -> list[tuple[bytes, bytes]]:
     return seen
 
 
-def test_what_a_kill_left_behind_does_not_disturb_the_next_run(complete, fbompi, tmp_path):
+def test_what_a_kill_left_behind_does_not_disturb_the_next_run(complete, here, tmp_path):
     (tmp_path / ".run.h5.77.partial").write_bytes(complete.read_bytes()[:1000])
     (tmp_path / ".afbo-quadratic-1.h5.77.partial").touch()
-    assert fbompi("run", *SMALL, "--quiet", "--out", "run.h5").status == 0
-    assert fbompi("run", *SMALL, "--quiet").out.endswith("\nafbo-quadratic-1.h5\n")
+    assert here("run", *SMALL, "--quiet", "--out", "run.h5").status == 0
+    assert here("run", *SMALL, "--quiet").out.endswith("\nafbo-quadratic-1.h5\n")
 
 
 def interrupted(run: subprocess.Popen, path: Path, seconds: float) -> str:

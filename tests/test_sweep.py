@@ -69,38 +69,38 @@ def test_a_mistake_is_told_before_anything_runs(tmp_path: Path, given: list[str]
         plan(None, given, seeds, tmp_path)
 
 
-def test_a_sweep_runs_what_is_missing_skips_what_is_complete_and_refuses_another_one(fbompi, tmp_path: Path) -> None:
+def test_a_sweep_runs_what_is_missing_skips_what_is_complete_and_refuses_another_one(here, tmp_path: Path) -> None:
     words = ["sweep", *SMALL, "-o", "run.algorithm=afbo,fedmbo", "--seeds", 1, "--out", "deep/s"]
-    dry = fbompi(*words, "--dry-run")
+    dry = here(*words, "--dry-run")
     assert dry.status == 0 and dry.out.count("run     deep/s/algorithm=") == 2 and not (tmp_path / "deep").exists()
-    done = fbompi(*words)
+    done = here(*words)
     assert done.status == 0 and done.out.count(": complete, ") == 2 and "2 runs in 2 groups" in done.out, done
     first = tmp_path / "deep/s/algorithm=afbo,seed=0.h5"
     marks = {path: path.stat().st_mtime_ns for path in first.parent.iterdir()}
     assert len(marks) == 2
-    again = json.loads(fbompi(*words, "--json").out)
+    again = json.loads(here(*words, "--json").out)
     assert [run["outcome"] for run in again["runs"]] == ["complete already"] * 2
     assert [len(group["files"]) for group in again["comparison"]["groups"]] == [1, 1]
     assert marks == {path: path.stat().st_mtime_ns for path in first.parent.iterdir()}
     with h5py.File(first, "r+") as file:
         file.attrs["status"] = "running"
     lock = Lock(first)  # as somebody else's run
-    assert fbompi(*words, "--dry-run").out.split()[0] == "leave"
+    assert here(*words, "--dry-run").out.split()[0] == "leave"
     lock.release()
-    assert fbompi(*words, "--dry-run").out.split()[0] == "resume"
-    other = fbompi(*[word.replace("rounds=4", "rounds=5") if isinstance(word, str) else word for word in words])
+    assert here(*words, "--dry-run").out.split()[0] == "resume"
+    other = here(*[word.replace("rounds=4", "rounds=5") if isinstance(word, str) else word for word in words])
     assert other.status == 2 and "run.rounds is 4 there, 5 here" in other.err and len(other.err.splitlines()) == 1
 
 
-def test_a_failed_run_does_not_keep_the_others_from_running(fbompi, tmp_path: Path) -> None:
+def test_a_failed_run_does_not_keep_the_others_from_running(here, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     words = [*options(run_rounds=2, clients_count=2), "-o", "run.problem=own.py:Moody", "-o", "problem.seed=1,2,3"]
-    result = fbompi("sweep", *words, "--out", "s")
+    result = here("sweep", *words, "--out", "s")
     assert result.status == 1 and "1 of 3 runs failed: s/seed=2" in result.err.replace("problem.", ""), result
     assert result.out.count(": complete, ") == 2 and "not today" in result.err and "2 runs in" in result.out
 
 
-def test_ctrl_c_finishes_the_round_and_the_same_command_goes_on_to_the_same_bits(fbompi, tmp_path: Path) -> None:
+def test_ctrl_c_finishes_the_round_and_the_same_command_goes_on_to_the_same_bits(here, tmp_path: Path) -> None:
     words = ["sweep", *options(run_problem="quadratic", run_rounds=100, record_every=1, clients_count=3)]
     words += ["--seeds", "2", "--out", "s"]
     first, second = (tmp_path / f"s/seed={seed}.h5" for seed in (0, 1))
@@ -119,10 +119,10 @@ def test_ctrl_c_finishes_the_round_and_the_same_command_goes_on_to_the_same_bits
     assert sweep.returncode == 75 and b"goes on" in err and not second.exists(), (out, err)
     with h5py.File(first) as file:
         assert file.attrs["status"] == "interrupted"
-    assert fbompi(*words, "--dry-run").out.split() == ["resume", "s/seed=0.h5", "run", "s/seed=1.h5"]
-    done = fbompi(*words)
+    assert here(*words, "--dry-run").out.split() == ["resume", "s/seed=0.h5", "run", "s/seed=1.h5"]
+    done = here(*words)
     assert done.status == 0 and done.out.count(": complete, ") == 2 and "1 groups" in done.out, done
-    alone = fbompi("run", "--quiet", *words[1:-4], "--out", "alone.h5")
+    alone = here("run", "--quiet", *words[1:-4], "--out", "alone.h5")
     assert alone.status == 0, alone
     for name in ("x", "y"):
         np.testing.assert_array_equal(trajectory(first, name), trajectory(tmp_path / "alone.h5", name))
