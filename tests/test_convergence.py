@@ -36,20 +36,20 @@ def run(name: str, rounds: int, **algorithm: Any) -> Any:
 
 
 GLOBAL = {
-    "afbo": (150, {"step_x": STEP}),
-    "rabo": (200, {"step_x": STEP, "hypergradient": "global", "inverse": "cg", "terms": 40}),
-    "fednest": (200, {"step_x": STEP, "estimator": "sum", "inner_rounds": 20, "terms": 150}),
-    "simfbo": (4000, {"step_x": STEP / 10}),
-    "shrofbo": (4000, {"step_x": STEP / 10}),
-    "aggitd": (150, {"step_x": STEP, "estimator": "sum", "inner_rounds": 150}),
-    "adbo": (60, {"cut": "distance", "damping": 0.0, "estimate_rounds": 100}),
-    "sdbo": (60, {"cut": "distance", "damping": 0.0, "estimate_rounds": 150}),
+    "afbo": (120, {"step_x": STEP}),
+    "rabo": (120, {"step_x": STEP, "hypergradient": "global", "inverse": "cg", "terms": 40}),
+    "fednest": (120, {"step_x": STEP, "estimator": "sum", "inner_rounds": 20, "terms": 80}),
+    "simfbo": (1200, {"step_x": STEP / 10}),
+    "shrofbo": (1200, {"step_x": STEP / 10}),
+    "aggitd": (120, {"step_x": STEP, "estimator": "sum", "inner_rounds": 50}),
+    "adbo": (30, {"cut": "distance", "damping": 0.0, "estimate_rounds": 100}),
+    "sdbo": (30, {"cut": "distance", "damping": 0.0, "estimate_rounds": 150}),
 }
 LOCAL = {
-    "rabo": (1500, {"step_x": STEP / 3, "inverse": "cg", "terms": 40}),
-    "rafbo": (1000, {"step_x": STEP / 3, "map_steps": 150}),
-    "lfednest": (600, {"step_x": STEP / 2, "estimator": "sum", "inner_rounds": 10, "terms": 150}),
-    "afl": (1500, {"step_x": STEP / 3, "inverse": "cg", "terms": 40, "quorum": 0}),
+    "rabo": (300, {"step_x": STEP / 3, "inverse": "cg", "terms": 40}),
+    "rafbo": (200, {"step_x": STEP / 3, "map_steps": 150}),
+    "lfednest": (180, {"step_x": STEP / 2, "estimator": "sum", "inner_rounds": 10, "terms": 150}),
+    "afl": (300, {"step_x": STEP / 3, "inverse": "cg", "terms": 40, "quorum": 0}),
 }
 
 
@@ -79,7 +79,7 @@ def test_it_ends_where_the_mean_of_local_hypergradients_is_zero(name: str) -> No
 
 @pytest.mark.parametrize(("name", "keys"), [("fedavg", {}), ("fedprox", {"proximity": 1.0})])
 def test_methods_of_one_level_end_at_the_lower_solution(name: str, keys: dict) -> None:
-    state = run(name, 1500, **keys).state
+    state = run(name, 300, **keys).state
     found = distance(state.y, PROBLEM.y_star(state.x, M))
     print(f"{name}: {found:.1e} from y*(x)")
     assert found < 1e-6 and not state.x.any()
