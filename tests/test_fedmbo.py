@@ -42,25 +42,33 @@ def draws(n: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     return estimates, target(d, x, y)
 
 
+def slope(variances: dict[int, float]) -> float:
+    """Of the logarithm of the variance against that of n."""
+    return float(np.polyfit(np.log(list(variances)), np.log(list(variances.values())), 1)[0])
+
+
 def test_the_mean_of_phe_is_the_neumann_sum_and_its_variance_falls_as_one_over_n() -> None:
     variances = {}
-    for n, count in ((1, 1500), (4, 400), (16, 150)):
+    for n, count in ((1, 800), (4, 250), (16, 100)):
         estimates, expected = draws(n, count)
         error = estimates.std(axis=0, ddof=1) / np.sqrt(count)
         assert np.all(np.abs(estimates.mean(axis=0) - expected) < 4 * error), n
         variances[n] = estimates.var(axis=0, ddof=1).sum()
-    slope = np.polyfit(np.log([1, 4, 16]), np.log([variances[n] for n in (1, 4, 16)]), 1)[0]
-    assert slope == pytest.approx(-1, abs=0.15)
+    assert slope(variances) == pytest.approx(-1, abs=0.15)
 
 
 @pytest.mark.slow
-def test_over_2000_draws_the_mean_is_within_three_standard_errors() -> None:
-    for n in (1, 4, 16):
-        estimates, expected = draws(n, 2000)
-        error = estimates.std(axis=0, ddof=1) / np.sqrt(2000)
+def test_over_thousands_of_chains_the_mean_is_within_three_standard_errors() -> None:
+    variances = {}
+    for n, count in ((1, 2000), (4, 1000), (16, 500)):
+        estimates, expected = draws(n, count)
+        error = estimates.std(axis=0, ddof=1) / np.sqrt(count)
         z = np.abs(estimates.mean(axis=0) - expected) / error
-        print(f"n = {n}: {z.round(2)} standard errors, variance {estimates.var(axis=0, ddof=1).sum():.4f}")
+        variances[n] = estimates.var(axis=0, ddof=1).sum()
+        print(f"n = {n}: {z.round(2)} standard errors, variance {variances[n]:.4f}")
         assert z.max() < 3
+    print(f"slope {slope(variances):.3f}")
+    assert slope(variances) == pytest.approx(-1, abs=0.1)
 
 
 def test_chains_draw_a_new_client_for_every_factor() -> None:
@@ -88,20 +96,28 @@ def test_theory_steps_shrink_with_the_root_of_the_rounds() -> None:
 
 
 CONVERGE = options(
-    run_algorithm="fedmbo", run_problem="quadratic", run_rounds=2500, problem_heterogeneity=0.5, problem_condition=20,
+    run_algorithm="fedmbo", run_problem="quadratic", run_rounds=1500, problem_heterogeneity=0.5, problem_condition=20,
     algorithm_step_x=0.0035, algorithm_schedule="decay", algorithm_decay=120, algorithm_inner_rounds=3,
     algorithm_terms=50, record_every=100, delays_model="none",
 )  # fmt: skip
 
 
 def test_descends_to_the_global_solution(run_file) -> None:
-    path = run_file(*CONVERGE, "-o", "run.rounds=400")
-    assert trajectory(path, "x_error")[-1] < 0.08
+    path = run_file(*CONVERGE, "-o", "run.rounds=250")
+    assert trajectory(path, "x_error")[-1] < 0.13
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_reaches_x_star(run_file, ranks: int) -> None:
-    error = trajectory(run_file(*CONVERGE, "-n", ranks, timeout=600), "x_error")[-1]
+@pytest.mark.parametrize(
+    ("ranks", "keys"),
+    [
+        (1, []),
+        (4, options(algorithm_estimator="sum", algorithm_terms=15, algorithm_step_x=0.05, algorithm_decay=60,
+                    problem_condition=5, run_rounds=150)),
+    ],
+)  # fmt: skip
+def test_reaches_x_star(run_file, ranks: int, keys: list[str]) -> None:
+    """On ranks, whose rounds take longer and have the same bits, by chains that are shorter and vary less."""
+    error = trajectory(run_file(*CONVERGE, *keys, "-n", ranks, timeout=600), "x_error")[-1]
     print(f"{ranks} ranks: relative error {error:.4g}")
     assert error < 1e-2
