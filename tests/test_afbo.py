@@ -128,9 +128,9 @@ def test_stragglers_hold_up_the_synchronous_form_eight_times_longer() -> None:
 @pytest.mark.parametrize("quorum", [1, 9])
 def test_no_quorum_diverges(quorum: int) -> None:
     ratios = []
-    for seed in range(5):
-        synchronous, _, _ = course(0, seed, 25)
-        asynchronous, after, errors = course(quorum, seed, {1: 1500, 3: 600, 9: 250}[quorum])
+    for seed in range(3):
+        synchronous, _, _ = course(0, seed, 20)
+        asynchronous, after, errors = course(quorum, seed, {1: 800, 9: 150}[quorum])
         ratios.append(asynchronous / synchronous)
         assert after <= 0.35 and errors[-1] < 0.05
     print(f"quorum {quorum}: time to 0.3 over that of the synchronous form: {np.round(ratios, 3)}")
@@ -140,11 +140,10 @@ def test_no_quorum_diverges(quorum: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("quorum", [1, 3, 9])
 def test_small_loops_and_the_automatic_step_do_not_diverge_either(quorum: int) -> None:
-    for inner in (5, 10):
-        for seed in range(2):
-            rounds = {1: 1500, 3: 500, 9: 200}[quorum]
-            _, _, errors = course(quorum, seed, rounds, inner_rounds=inner, terms=inner, step_x="auto")
-            assert max(errors) < 1.1 and errors[-1] < 0.85
+    for seed, inner in enumerate((5, 10)):
+        rounds = {1: 1500, 3: 500, 9: 200}[quorum]
+        _, _, errors = course(quorum, seed, rounds, inner_rounds=inner, terms=inner, step_x="auto")
+        assert max(errors) < 1.1 and errors[-1] < 0.85
 
 
 def test_full_steps_on_stale_vectors_diverge_and_adaptive_ones_do_not() -> None:
@@ -190,9 +189,9 @@ def test_unequal_local_steps_leave_a_bias_of_the_order_of_their_length_and_the_c
     """Aligned averages leave an error of the order of (local step × E); one step, or the correction, leaves none."""
     coarse, fine, finer = (bias([1, 5], local_step=step) for step in (0.1, 0.05, 0.025))
     print(f"E in [1, 5]: {coarse:.4f}, {fine:.4f}, {finer:.4f} for local steps 0.1, 0.05, 0.025")
-    whole = bias(3)
-    print(f"E = 3, local step 1/ℓ: {whole:.4f}; corrected {bias(3, drift='corrected'):.2g}")
-    assert 0.03 < whole < 0.15 and bias(3, drift="corrected") < 1e-3
+    whole, corrected = bias(3), bias(3, drift="corrected")
+    print(f"E = 3, local step 1/ℓ: {whole:.4f}; corrected {corrected:.2g}")
+    assert 0.03 < whole < 0.15 and corrected < 1e-3
     assert 1.6 < coarse / fine < 2.6 and 1.6 < fine / finer < 2.6, "halving the step halves the bias"
     assert bias(1) < 1e-4
     for step in (0.1, 0.05):
@@ -215,7 +214,7 @@ def test_under_delays_the_correction_leaves_what_one_local_step_leaves() -> None
 
 
 CONVERGE = options(
-    run_problem="quadratic", run_rounds=800, problem_condition=20, algorithm_step_x=0.014, record_every=50
+    run_problem="quadratic", run_rounds=500, problem_condition=20, algorithm_step_x=0.014, record_every=50
 )
 
 
@@ -224,9 +223,10 @@ def test_reaches_x_star_under_delays(run_file) -> None:
 
 
 @needs_mpi
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_reaches_x_star_on_mpi(run_file, ranks: int) -> None:
     """With a quorum that needs every host: on few cores the one beside the server may hardly ever get its turn."""
-    error = trajectory(run_file(*CONVERGE, *options(algorithm_quorum=14, run_rounds=250), "-n", ranks), "x_error")[-1]
+    error = trajectory(run_file(*CONVERGE, *options(algorithm_quorum=14, run_rounds=140), "-n", ranks), "x_error")[-1]
     print(f"{ranks} ranks: relative error {error:.4g}")
     assert error < 1e-2
