@@ -7,7 +7,6 @@ import re
 
 import numpy as np
 import pytest
-from conftest import needs_mpi, options, trajectory
 from federation import federation, play
 from test_fism import EPSILON, SIZES, THEOREM_11, Balls, Common, distances, events, rate, rule, solving
 
@@ -75,14 +74,6 @@ def test_the_run_stops_where_x_and_both_objectives_do(clients: int) -> None:
     while not driver.over:
         play(driver, 1)
     assert 10 < rule(free, 1e-3) == driver.state.round - 1
-
-
-@needs_mpi
-def test_the_same_bits_on_ranks_and_in_one_process(run_file) -> None:
-    keys = options(run_algorithm="irig", run_problem="location", run_rounds=5, record_every=1, clients_count=5)
-    one, three = run_file(*keys, name="one.h5"), run_file("-n", 3, *keys, name="three.h5")
-    for column in ("x", "upper", "lower"):
-        np.testing.assert_array_equal(trajectory(one, column), trajectory(three, column))
 
 
 @pytest.mark.slow
