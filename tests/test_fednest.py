@@ -121,7 +121,7 @@ def test_fednest_reaches_x_star_of_different_clients(tau: int) -> None:
 def test_the_sampled_chain_reaches_x_star_by_steps_that_decay() -> None:
     d = driver(estimator="sampled", terms=40, inner_rounds=5, schedule="decay", decay=100.0)
     d.method.p.step_x = 0.3 / d.parts.problem.upper_smoothness(M)
-    assert distance(play(d, 4000), d.parts.problem.x_star(M)) < 0.01
+    assert distance(play(d, 1200), d.parts.problem.x_star(M)) < 0.01
 
 
 @pytest.mark.parametrize("algorithm", ["fednest", "lfednest"])

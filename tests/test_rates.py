@@ -10,7 +10,7 @@ from fbompi.problems.quadratic import Quadratic
 
 pytestmark = pytest.mark.slow
 
-M, SAMPLED, SEEDS = 36, (1, 2, 4, 8, 16), 6
+M, SAMPLED, SEEDS = 36, (1, 4, 16), 6
 PROBLEM = {"dim_x": 4, "dim_y": 6, "noise": 0.5, "condition": 5, "heterogeneity": 0.5}
 
 
