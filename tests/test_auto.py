@@ -34,7 +34,8 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 STILL = ("fedavg", "fedprox")  # leave x where it is
 ROUNDS = 60
-SLOW = ("rafbo",)  # solves the lower problem for every coordinate of x: half as many rounds
+# Half as many rounds: of many iterations in clients and server, and with a lower problem for every coordinate of x.
+SLOW = ("adbo", "sdbo", "rafbo")
 
 
 def seeds() -> range:
