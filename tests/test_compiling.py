@@ -129,6 +129,7 @@ def test_numbas_own_setting_is_as_before_whoever_loads(cache: Path) -> None:
     assert before == compiling.numba_config.CACHE_DIR
 
 
+@pytest.mark.slow
 def test_a_run_says_that_it_compiles_and_the_next_has_nothing_to_say(fbompi, tmp_path: Path) -> None:
     times = []
     for said in (True, False):
@@ -196,7 +197,7 @@ def start(directory: str, dtype: np.dtype, go, failures) -> None:
         failures.put(repr(error))
 
 
-@pytest.mark.parametrize("starts", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("starts", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_sixteen_processes_with_two_signatures_start_at_once(tmp_path: Path, starts: int) -> None:
     fork = get_context("fork")  # the parent has imported Numba: it is the cache that is tested, not the import
     for number in range(starts):
