@@ -23,7 +23,7 @@ from fbompi.errors import UserError
 from fbompi.replay import replay
 from fbompi.summary import summary
 
-REPLAYS = int(os.environ.get("FBOMPI_TEST_REPLAYS", 2))
+REPLAYS = int(os.environ.get("FBOMPI_TEST_REPLAYS", 1))
 ROUNDS = 12
 LATE = {"delays_inject": 0.002, "delays_model": "pareto", "delays_stragglers": 2, "clients_local_steps": "[1,5]"}
 ANARCHY = options(
@@ -50,15 +50,15 @@ def copy(anarchic: Path, tmp_path: Path) -> Path:
 
 
 @needs_mpi
-def test_an_asynchronous_run_on_ranks_is_repeated_bit_for_bit(anarchic, fbompi):
+def test_an_asynchronous_run_on_ranks_is_repeated_bit_for_bit(anarchic, here):
     with h5py.File(anarchic) as file:
         assert file["events"]["age"].max() > 1, "answers were stale"
         answers = np.bincount(file["events"]["take"])
         order = file["events"]["task"][:]
         assert answers.max() > 1 and np.any(np.diff(order) < 0), "and came as they liked"
-    result = fbompi("replay", anarchic, "--verify")
+    result = here("replay", anarchic, "--verify")
     assert (result.status, result.out) == (0, f"round {ROUNDS}: all {ROUNDS + 1} recorded rounds have the same bits\n")
-    result = fbompi("replay", anarchic, "--verify", "--json", "--quiet")
+    result = here("replay", anarchic, "--verify", "--json", "--quiet")
     assert result.status == 0 and result.err == ""
     assert json.loads(result.out) == {
         "round": ROUNDS, "compared": ROUNDS + 1, "different": 0, "first": None, "largest_difference": 0.0,
@@ -114,27 +114,27 @@ def test_without_iterates_the_last_one_is_compared(here, tmp_path):
     assert result.status == 1 and "1 of 9 recorded rounds have other bits, the first is round 8" in result.out, result
 
 
-def test_a_killed_run_is_repeated_as_far_as_it_goes(fbompi, tmp_path):
+def test_a_killed_run_is_repeated_as_far_as_it_goes(fbompi, here, tmp_path):
     killed = fbompi("run", "--quiet", *keys_for("afbo"), "--out", "run.h5", **{VARIABLE: "SIGKILL@150"})
     assert killed.status == -signal.SIGKILL
     last = trajectory(tmp_path / "run.h5", "round")[-1]
-    result = fbompi("replay", "--verify", "run.h5")
+    result = here("replay", "--verify", "run.h5")
     assert result.status == 0 and f"round {last}: all {last + 1} recorded rounds" in result.out, result
 
 
 @needs_mpi
 @pytest.mark.slow
-def test_a_run_that_was_stopped_and_resumed_on_other_ranks_is_repeated_as_one(fbompi, tmp_path):
+def test_a_run_that_was_stopped_and_resumed_on_other_ranks_is_repeated_as_one(fbompi, here, tmp_path):
     keys = keys_for("afbo", run_rounds=20, record_checkpoint_every=2, **LATE)
     result = fbompi("run", "-n", 4, "--quiet", *keys, "--out", "run.h5", **{VARIABLE: "SIGTERM@80@2"})
     assert result.status == 75, result
     shutil.copy(tmp_path / "run.h5", tmp_path / "stopped.h5")
-    assert fbompi("replay", "--verify", "stopped.h5").status == 0
+    assert here("replay", "--verify", "stopped.h5").status == 0
     for name in ("run.h5.checkpoint", "run.h5.checkpoint.old"):  # all of it is gone through again, in the same order
         (tmp_path / name).unlink(missing_ok=True)
     result = fbompi("resume", "-n", 3, "--quiet", "run.h5")
     assert result.status == 0 and "other bits" not in result.err, result
-    result = fbompi("replay", "--verify", "run.h5")
+    result = here("replay", "--verify", "run.h5")
     assert result.status == 0 and "all 21 recorded rounds have the same bits" in result.out, result
     with h5py.File(tmp_path / "stopped.h5") as before, h5py.File(tmp_path / "run.h5") as after:
         rows, events = len(before["trajectory/x"]), len(before["events"])
@@ -176,8 +176,8 @@ def test_rounds_between_rows_can_be_stopped_at(anarchic, copy):
 
 
 @needs_mpi
-def test_the_command_stops_there_too_and_opens_python(anarchic, fbompi, tmp_path):
-    result = fbompi("replay", anarchic, "--until", 5)
+def test_the_command_stops_there_too_and_opens_python(anarchic, here, tmp_path):
+    result = here("replay", anarchic, "--until", 5)
     assert (result.status, result.out) == (0, "round 5: all 6 recorded rounds have the same bits\n")
     words = [sys.executable, "-m", "fbompi", "replay", str(anarchic), "--until", "5", "--python"]
     asked = "print('is', state.round, driver.state is state, float(state.x[0]))\n"
@@ -186,7 +186,7 @@ def test_the_command_stops_there_too_and_opens_python(anarchic, fbompi, tmp_path
     )
     assert done.returncode == 0 and f"is 5 True {float(trajectory(anarchic, 'x')[5][0])}" in done.stdout, done
     assert "state after round 5: x, y, round" in done.stderr
-    result = fbompi("replay", anarchic, "--until", ROUNDS + 1)
+    result = here("replay", anarchic, "--until", ROUNDS + 1)
     assert result.status == 2 and f"--until {ROUNDS + 1}: {anarchic} has rounds up to {ROUNDS}" in result.err, result
 
 
@@ -194,13 +194,13 @@ def test_the_command_stops_there_too_and_opens_python(anarchic, fbompi, tmp_path
 
 
 @needs_mpi
-def test_one_bit_of_one_iterate_is_found(copy, fbompi):
+def test_one_bit_of_one_iterate_is_found(copy, here):
     with h5py.File(copy, "r+") as file:
         file["trajectory/y"][4, 7] = np.nextafter(file["trajectory/y"][4, 7], 1)
         file["trajectory/x"][9, 0] += 0.25
     said = f"round {ROUNDS}: 2 of {ROUNDS + 1} recorded rounds have other bits, the first is round 4"
     for arguments, status in (((), 0), (("--verify",), 1)):
-        result = fbompi("replay", copy, *arguments)
+        result = here("replay", copy, *arguments)
         assert result.status == status and said in result.out and "difference is 0.25" in result.out, result
 
 
@@ -286,10 +286,10 @@ def test_whatever_the_log_says_the_replay_is_right_or_says_that_it_is_not(anarch
     assert "refused" in outcomes or "other bits" in outcomes
 
 
-def test_what_is_no_run_file_is_refused_with_one_clear_line(fbompi, tmp_path):
+def test_what_is_no_run_file_is_refused_with_one_clear_line(here, tmp_path):
     (tmp_path / "text.h5").write_text("no\n")
     for name, word in (("text.h5", "HDF5"), ("none.h5", "no such file")):
-        result = fbompi("replay", name, "--verify")
+        result = here("replay", name, "--verify")
         assert result.status == 2 and result.err.startswith(f"fbompi: {name}: ") and word in result.err, result
 
 
