@@ -386,9 +386,9 @@ ssize_t pwrite64(int fd, const void *data, size_t count, off_t place) { return p
 
 
 @pytest.mark.slow
-def test_whichever_write_the_disk_fails_at_the_run_is_told_and_goes_on_later(fbompi, tmp_path):
+def test_whichever_write_the_disk_fails_at_the_run_is_told_and_goes_on_later(fbompi, here, tmp_path):
     shim = built("failing", FAILING, tmp_path)
-    assert fbompi("run", *SMALL, "--out", "whole.h5").status == 0
+    assert here("run", *SMALL, "--out", "whole.h5").status == 0
     whole = h5py.File(tmp_path / "whole.h5", "r")["trajectory/x"][:]
     seen = set()
     for at in range(0, 400, 11):
@@ -398,8 +398,8 @@ def test_whichever_write_the_disk_fails_at_the_run_is_told_and_goes_on_later(fbo
         if result.status == 0:
             break
         assert "Input/output error" in result.err and result.err.count("\n") == 1, (at, result)
-        assert fbompi("inspect", "run.h5").status == 0
-        assert fbompi("resume", "--quiet", "run.h5").status == 0, at
+        assert here("inspect", "run.h5").status == 0
+        assert here("resume", "--quiet", "run.h5").status == 0, at
         with h5py.File(tmp_path / "run.h5", "r") as file:
             assert np.array_equal(file["trajectory/x"][:], whole)
     assert {0, 75} <= seen <= {0, 2, 75}
