@@ -27,7 +27,7 @@ from fbompi.errors import UserError
 from fbompi.replay import replay
 from fbompi.summary import summary
 
-INPUTS = {"config": 80, "data": 200, "inspect": 50, "resume": 15, "replay": 25, "messages": 1000}
+INPUTS = {"config": 40, "data": 100, "inspect": 25, "resume": 8, "replay": 12, "messages": 500}
 
 
 def fed(target: str, inputs: int, seed: int) -> None:

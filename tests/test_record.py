@@ -449,7 +449,7 @@ def assert_readable(path: Path) -> int:
 
 def test_a_run_killed_at_any_moment_leaves_a_file_that_opens(tmp_path):
     chance, found = random.Random(), []
-    for attempt in range(10):
+    for attempt in range(6):
         folder = tmp_path / str(attempt)
         folder.mkdir()
         run = start(folder, *ENDLESS)
@@ -466,7 +466,7 @@ def test_a_run_killed_at_any_moment_leaves_a_file_that_opens(tmp_path):
             figures = summary(folder / "run.h5")
             assert (figures["status"], figures["config"]["run"]["rounds"]) == ("running", 10**6)
             found.append(assert_readable(folder / "run.h5"))
-    assert len(found) >= 9 and max(found) > 1
+    assert len(found) >= 5 and max(found) > 1
 
 
 @pytest.mark.slow
