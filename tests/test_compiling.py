@@ -133,11 +133,11 @@ def test_numbas_own_setting_is_as_before_whoever_loads(cache: Path) -> None:
 def test_a_run_says_that_it_compiles_and_the_next_has_nothing_to_say(fbompi, tmp_path: Path) -> None:
     times = []
     for said in (True, False):
-        begin = time.perf_counter()
+        begin = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime  # others may have their share of the cores
         result = fbompi("run", "-o", "run.rounds=1", FBOMPI_CACHE=str(tmp_path / "new"))
-        times.append(time.perf_counter() - begin)
+        times.append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - begin)
         assert result.status == 0 and ("compiling kernels for this CPU" in result.err) == said, result
-    assert times[0] - times[1] < 15  # seconds of compiling
+    assert times[1] < times[0] < times[1] + 15  # seconds of compiling
 
 
 def test_where_nothing_can_be_kept_kernels_work_all_the_same(
