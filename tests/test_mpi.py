@@ -13,6 +13,7 @@ import pytest
 from conftest import PYTHONS, ROOT, needs_mpi, options, trajectory
 
 from fbompi import launch
+from fbompi.doctor import page
 
 pytestmark = needs_mpi
 
@@ -116,7 +117,7 @@ def test_doctor_tries_what_becomes_of_a_job_that_loses_a_rank(fbompi, name: str,
     assert (trial["noticed"] is not None) == outlives and trial["ends"] < 30, findings
     assert not outlives or trial["noticed"] < 5
     assert findings["mpi"]["heartbeat"] == (findings["mpi"]["threads"] == "multiple")
-    said = fbompi("doctor", python=PYTHONS[name], FBOMPI_FAULT_TOLERANCE=tolerance).out
+    said = page(findings)
     assert ("the job goes on" if outlives else "ends the job: fbompi resume goes on") in said
     assert "a rank that stands still is given up" in said
 
@@ -127,20 +128,19 @@ def test_doctor_tries_what_becomes_of_a_job_that_loses_a_rank(fbompi, name: str,
 def test_another_mpi_library_gives_the_same_bits_and_reaches_x_star(run_file, name: str) -> None:
     sync = options(run_algorithm="fedmbo", run_rounds=5, clients_batch=6)
     alone = run_file(*sync, name="virtual.h5")
-    for ranks in (2, 3):
-        other = run_file(*sync, "-n", ranks, name="other.h5", python=PYTHONS[name], timeout=300)
-        np.testing.assert_array_equal(trajectory(alone, "x"), trajectory(other, "x"))
-    converge = options(run_problem="quadratic", run_rounds=800, algorithm_step_x=0.014, record_every=100)
-    for ranks in (2, 4):
-        path = run_file(*converge, "-n", ranks, name="converge.h5", python=PYTHONS[name], timeout=300)
-        with h5py.File(path, "r") as file:
-            print(file.attrs["mpi"], ranks, "ranks: relative error", file["trajectory/x_error"][-1])
-        assert trajectory(path, "x_error")[-1] < 1e-2
+    other = run_file(*sync, "-n", 3, name="other.h5", python=PYTHONS[name], timeout=300)
+    np.testing.assert_array_equal(trajectory(alone, "x"), trajectory(other, "x"))
+    converge = options(run_problem="quadratic", run_rounds=120, algorithm_step_x=0.014, algorithm_quorum=14)
+    path = run_file(*converge, "-n", 2, name="converge.h5", python=PYTHONS[name], timeout=300)  # more wait busily
+    with h5py.File(path, "r") as file:
+        print(file.attrs["mpi"], "2 ranks: relative error", file["trajectory/x_error"][-1])
+    assert trajectory(path, "x_error")[-1] < 1e-2
 
 
 @pytest.mark.slow
 def test_64_ranks_host_126_clients(run_file) -> None:
-    path = run_file("-n", 64, *options(clients_count=126), timeout=600)
+    soon = options(run_rounds=7, algorithm_inner_rounds=30, algorithm_terms=1, algorithm_quorum=90)
+    path = run_file("-n", 64, *options(clients_count=126), *soon, timeout=600)
     with h5py.File(path, "r") as file:
         assert file.attrs["status"] == "complete"
         assert len(set(file["clients"]["rank"])) == 63 and (file["clients"]["tasks_done"] > 0).all()
