@@ -81,13 +81,24 @@ def close(device: Device, given: Any, expected: np.ndarray, real: Any = np.float
 # Compiled for real GPUs
 
 
-@pytest.mark.parametrize(
-    "arch", [80, pytest.param(70, marks=pytest.mark.slow), pytest.param(90, marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize(
-    ("file", "dtypes"), SOURCES, ids=lambda v: v if isinstance(v, str) else "-".join(t.__name__ for t in v)
-)
+def named(dtypes: tuple) -> str:
+    return "-".join(t.__name__ for t in dtypes)
+
+
+WIDEST = {file: dtypes for file, dtypes in reversed(SOURCES)}  # of each file the first, in float64
+COMPILED = [
+    *(pytest.param(file, dtypes, 80, id=f"{file}-{named(dtypes)}-80") for file, dtypes in SOURCES),
+    *(
+        pytest.param(file, dtypes, arch, id=f"{file}-{named(dtypes)}-{arch}", marks=pytest.mark.slow)
+        for arch in (70, 90)
+        for file, dtypes in WIDEST.items()
+    ),
+]
+
+
+@pytest.mark.parametrize(("file", "dtypes", "arch"), COMPILED)
 def test_every_source_compiles_to_machine_code(file: str, dtypes: tuple, arch: int) -> None:
+    """All types for one kind of GPU, and every file for an older and a newer one: types and kinds do not meet."""
     missing = pytest.fail if os.environ.get("FBOMPI_TEST_CUDA") else pytest.skip
     try:
         nvrtc = import_module("cupy.cuda").nvrtc
