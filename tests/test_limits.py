@@ -323,7 +323,7 @@ def test_a_run_can_be_looked_at_at_any_moment(tmp_path):
     try:
         while not path.exists() and run.poll() is None:
             time.sleep(0.01)
-        rows = [summary(path)["rows"] for _ in range(250)]
+        rows = [summary(path)["rows"] for _ in range(400)]
         assert run.poll() is None and rows == sorted(rows) and rows[-1] > rows[0]
     finally:
         run.kill()

@@ -22,7 +22,7 @@ from fbompi.errors import UserError
 from fbompi.launch import find_launcher, flags
 from fbompi.record import reading
 
-KILLS = int(os.environ.get("FBOMPI_TEST_LOSSES", "2"))  # random kills; 30 for a campaign
+KILLS = int(os.environ.get("FBOMPI_TEST_LOSSES", "3"))  # random kills; 30 for a campaign
 
 
 def tolerates_faults() -> bool:
