@@ -18,6 +18,7 @@ from fbompi.errors import UserError
 from fbompi.job.commands import job
 from fbompi.options import JSON, KEYS, QUIET
 from fbompi.plots.commands import compare, plot, report
+from fbompi.reproduce.commands import reproduce
 from fbompi.sweep.commands import sweep
 from fbompi.watch.commands import watch
 
@@ -56,6 +57,7 @@ def fbompi() -> None:
     fbompi job CONFIG --submit     a Slurm job that goes on until its run is complete
     fbompi replay RUN.h5 --verify  the same arrivals again, in one process
     fbompi plot RUN.h5             a picture of it; compare and report for several runs
+    fbompi reproduce --list        the papers' experiments, and which of their claims hold
 
     Exit status: 0 complete, 1 failed, 2 a mistake told in one line, 4 complete with losses, 75 stopped, resumable.
     """
@@ -415,7 +417,7 @@ def _counts(option: str, text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-for _command in (data, plot, compare, report, watch, sweep, job, completion):
+for _command in (data, plot, compare, report, watch, sweep, job, reproduce, completion):
     fbompi.add_command(_command)
 
 

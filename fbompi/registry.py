@@ -1,4 +1,4 @@
-"""Finding methods and problems by name: adding one is adding a file.
+"""Finding methods, problems and experiments by name: adding one is adding a file.
 
 Problems may also come from a package (entry point group ``fbompi.problems``), problems and methods from the user's own
 file (``path/to/file.py:Class``), which is the only code of a user that is ever loaded, and only when named.
@@ -48,6 +48,11 @@ def problems() -> dict[str, Any]:
     for entry in entry_points(group="fbompi.problems"):
         found.setdefault(entry.name, entry)
     return found
+
+
+def experiments() -> dict[str, Any]:
+    """All experiments of papers by name."""
+    return dict(sorted(_named_classes("fbompi.reproduce.papers").items()))
 
 
 def algorithm(name: str) -> Any:

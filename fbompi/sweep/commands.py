@@ -44,11 +44,11 @@ def sweep(
         if mpi.launched_rank():
             return  # rank 0 says it
         raise UserError("a sweep starts its runs itself: leave mpirun out, and say -n 4")
-    from fbompi.sweep.execution import STEPS, Outcome, execute, exit_status
-    from fbompi.sweep.plan import plan, state
+    from fbompi.sweep.execution import Outcome, execute, exit_status
+    from fbompi.sweep.plan import plan
 
     directory = Path(out or f"{Path(config).stem if config else 'fbompi'}-sweep")
-    outcomes = [Outcome(run, STEPS.get(state(run, ranks), "resume")) for run in plan(config, options, seeds, directory)]
+    outcomes = [Outcome.ahead(run, ranks) for run in plan(config, options, seeds, directory)]
     if dry_run:
         told = [f"{outcome.step:<7} {outcome.run.path}" for outcome in outcomes]
         click.echo(json.dumps([outcome.figures() for outcome in outcomes]) if as_json else "\n".join(told))

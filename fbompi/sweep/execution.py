@@ -12,7 +12,7 @@ from typing import Any
 
 from fbompi.attendance import Attendance
 from fbompi.status import COMPLETE, FAILED, LOSSES, RESUMABLE
-from fbompi.sweep.plan import Planned
+from fbompi.sweep.plan import Planned, state
 
 OUTCOMES = {COMPLETE: "complete", LOSSES: "complete with losses", RESUMABLE: "stopped"}
 STEPS = {"missing": "run", "complete": "skip", "being written": "leave"}  # all else is resumed
@@ -27,6 +27,11 @@ class Outcome:
     words: str = "not begun"
     status: int | None = None
     seconds: float = 0.0
+
+    @classmethod
+    def ahead(cls, run: Planned, ranks: int) -> Outcome:
+        """What is to be done about a run, by what there is of it."""
+        return cls(run, STEPS.get(state(run, ranks), "resume"))
 
     def figures(self) -> dict[str, Any]:
         """For machines."""

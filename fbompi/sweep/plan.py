@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,16 +65,21 @@ def plan(config: str | None, options: Sequence[str], seeds: int | None, director
     names = _names(combinations, [key for key, values in lists.items() if len(values) > 1 or key == "run.seed"])
     runs = []
     for name, combination in zip(names, combinations):
-        words, path = tuple(f"{key}={value}" for key, value in combination), directory / f"{name}.h5"
-        runs.append(Planned(path, words, load(config, words, str(path))))
+        runs.append(planned(directory / f"{name}.h5", combination, config))
     return runs
+
+
+def planned(path: Path, keys: Iterable[tuple[str, str]], config: str | None = None) -> Planned:
+    """One run with these keys, its configuration checked."""
+    words = tuple(f"{key}={value}" for key, value in keys)
+    return Planned(path, words, load(config, words, str(path)))
 
 
 def _names(combinations: list[tuple[tuple[str, str], ...]], keys: list[str]) -> list[str]:
     """Names made of the values that vary; where they would not do, with a number made from all of the text."""
     last = [key.partition(".")[2] for key in keys]
     short = {key: word if last.count(word) == 1 else key for key, word in zip(keys, last)}
-    names = [",".join(f"{short[k]}={_word(v)}" for k, v in combination if k in short) for combination in combinations]
+    names = [",".join(f"{short[k]}={word_of(v)}" for k, v in combination if k in short) for combination in combinations]
     return [
         name if len(name) <= LONGEST and names.count(name) == 1
         else f"{name[: LONGEST - 9]}-{zlib.crc32(repr(combination).encode()):08x}"
@@ -82,7 +87,7 @@ def _names(combinations: list[tuple[tuple[str, str], ...]], keys: list[str]) -> 
     ]  # fmt: skip
 
 
-def _word(value: str) -> str:
+def word_of(value: str) -> str:
     """A value as a part of a file's name."""
     return re.sub(r"[^\w.+-]+", "-", value.strip("\"'[]{} "))[:60]
 

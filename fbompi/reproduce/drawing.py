@@ -1,0 +1,49 @@
+"""What figures of experiments have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fbompi.axes import label, scale, unit
+from fbompi.plots.curves import whole_numbers
+from fbompi.plots.figure import line, plain
+from fbompi.reproduce.experiment import Results
+from fbompi.reproduce.measures import end, value_at
+
+
+def lines(axes: Any, results: Results, metric: str, against: str = "time", first: int = 0) -> None:
+    """One line per case, the mean over its seeds, with their range; as far as all runs of all cases have got.
+
+    A row's value stands until the next row, and a mean is of what stands. Colours are counted from `first` on.
+    """
+    everything = [run for runs in results.values() for run in runs]
+    until = end(everything, against)
+    factor, word = scale(unit(everything, against), until)
+    places = np.linspace(0, until, 400)
+    for index, (name, runs) in enumerate(results.items(), first):
+        values = np.array([[value_at(run, metric, place, against) for place in places] for run in runs])
+        axes.plot(places / factor, values.mean(axis=0), **line(index), label=plain(name))
+        if len(runs) > 1:
+            low, high = values.min(axis=0), values.max(axis=0)
+            axes.fill_between(places / factor, low, high, color=line(index)["color"], alpha=0.15, linewidth=0)
+    axes.set_xlim(0, until / factor)
+    axes.set_xlabel(label(against, word))
+    axes.set_ylabel(plain(metric))
+    whole_numbers(axes, against)
+
+
+def bars(axes: Any, names: Sequence[str], series: dict[str, Sequence[float]], unit: str) -> None:
+    """Groups of bars: one group per name, one bar per series; what is not finite is left out and marked."""
+    width = 0.8 / len(series)
+    for index, (title, values) in enumerate(series.items()):
+        places = np.arange(len(names)) + (index - (len(series) - 1) / 2) * width
+        heights = np.asarray(values, float)
+        finite = np.isfinite(heights)
+        axes.bar(places[finite], heights[finite], width, color=line(index)["color"], label=plain(title))
+        for place in places[~finite]:
+            axes.text(place, 0, "never", rotation=90, ha="center", va="bottom", fontsize=6)
+    axes.set_xticks(range(len(names)), [plain(name) for name in names])
+    axes.set_ylabel(plain(unit))

@@ -1,0 +1,135 @@
+"""What the experiments of the AFBO paper have in common: methods that race on a clock with heavy-tailed delays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from fbompi.reproduce.drawing import lines
+from fbompi.reproduce.experiment import Experiment, Keys, Results, Scale, ScaleName, Table, Tuned, Verdict, judged
+from fbompi.reproduce.measures import average_until, best, end, levels, mean, passage, ratio, value_at
+from fbompi.runs import Run
+
+PAPER = "Li, Zhu, Gong, Mao, Zhou: Anarchic Federated Bilevel Optimization"
+METHODS = ("AFBO", "ADBO", "SDBO", "FedNest")
+BOUND = 10  # τ, and ρ where there are inner delays
+STEPS = Tuned(("auto", 300.0, 3000.0))
+# The slowest of 18 takes four times the mean. Pareto tails of 1.5 were tried: one answer can take half of a small run.
+HEAVY: Keys = {"delays.model": "lognormal", "delays.sigma": 1.0}
+
+CLEANING: Keys = {
+    "run.problem": "hypercleaning", "problem.corruption": 0.5, "problem.ridge": 0.1, "problem.dtype": "float32",
+    "clients.count": 18, "algorithm.smoothness": 3.0, "algorithm.step_x": STEPS, "record.iterates": False, **HEAVY,
+}  # fmt: skip
+CLEANING_SMALL = Scale(
+    {"problem.data": "mnist", "problem.train": 1800, "problem.validation": 540, "problem.test": 1000},
+    seeds=(1, 2), data=("mnist",),
+    instead={"problem.data": "digits", "problem.train": 900, "problem.validation": 360, "problem.test": 500},
+)  # fmt: skip
+CLEANING_FULL = Scale(
+    {"problem.data": "mnist", "problem.train": 20000, "problem.validation": 5000}, seeds=(1, 2, 3), data=("mnist",)
+)
+NON_IID: Keys = {"problem.partition": "classes", "problem.classes_per_client": 2}
+REMARKS = (
+    "The paper prints neither sizes, corruption rate, partition, step sizes nor the tail of the delays. Here: half of "
+    "the labels are wrong, delays are log-normal with σ = 1 and mean 1 s, every message and its answer has one, "
+    "τ = 10 bounds AFBO's outer ages and ADBO's, and time is virtual. All methods have the same ℓ, 10 rounds or terms "
+    "for whatever they solve inside, and the same choice of steps on x.",
+    "The printed ridge, ‖ω‖², outweighs the data (69 % accuracy with any method); here it is 0.05‖ω‖².",
+)
+
+
+def methods(rounds: Mapping[str, int], depth: Any = 10) -> dict[str, dict[str, Any]]:
+    """The keys of the paper's four methods; `depth`: rounds and terms of what is solved inside."""
+    own: dict[str, dict[str, Any]] = {
+        "AFBO": {"algorithm.inner_rounds": 10, "algorithm.terms": depth, "algorithm.outer_bound": BOUND},
+        "ADBO": {"algorithm.estimate_rounds": depth, "algorithm.bound": BOUND},
+        "SDBO": {"algorithm.estimate_rounds": depth},
+        "FedNest": {"algorithm.inner_rounds": 5, "algorithm.terms": depth},
+    }
+    return {
+        name: {"run.algorithm": name.lower(), "run.rounds": rounds[name], "record.every": max(1, rounds[name] // 60),
+               **own[name]}
+        for name in METHODS
+    }  # fmt: skip
+
+
+class Race(Experiment):
+    """Several methods, the accuracy against time: who reaches a level first."""
+
+    paper = PAPER
+    keys = CLEANING
+    small = CLEANING_SMALL
+    full = CLEANING_FULL
+    remarks = REMARKS
+    on_ranks: ClassVar[Keys] = {"delays.inject": 0.005}
+    horizon: ClassVar[float] = 700.0  # virtual seconds for which steps are chosen
+    title: ClassVar[str]
+    rounds: ClassVar[Mapping[ScaleName, Mapping[str, int]]] = {
+        "small": {"AFBO": 100, "ADBO": 6, "SDBO": 4, "FedNest": 8},
+        "paper": {"AFBO": 400, "ADBO": 24, "SDBO": 16, "FedNest": 30},
+    }
+
+    def cases(self, scale: ScaleName) -> Mapping[str, Keys]:
+        return methods(self.rounds[scale])
+
+    def score(self, run: Run) -> float:
+        return average_until(run, "accuracy", min(self.horizon, float(run["time"][-1])))
+
+    def table(self, results: Results) -> Table:
+        marks, until = shared_levels(results), common_end(results)
+        columns = ["method", *(f"to {level:.3f} (s)" for level in marks), "rounds", f"accuracy at {until:.0f} s",
+                   "best accuracy"]  # fmt: skip
+        rows = [
+            [name, *(mean(passage(run, "accuracy", level) for run in runs) for level in marks), runs[0].rounds,
+             mean(value_at(run, "accuracy", until) for run in runs),
+             mean(best(run, "accuracy") for run in runs)]
+            for name, runs in results.items()
+        ]  # fmt: skip
+        return Table(
+            columns, rows, ["Seconds are of the virtual clock, means over seeds; the paper prints curves only."]
+        )
+
+    def draw(self, figure: Any, results: Results) -> None:
+        axes = figure.subplots()
+        lines(axes, results, "accuracy")
+        axes.set_title(self.title)
+        axes.set_ylabel("accuracy on test data")
+        axes.legend(loc="lower right")
+
+
+def common_end(results: Results) -> float:
+    """The time that all runs have passed."""
+    return end(run for runs in results.values() for run in runs)
+
+
+def shared_levels(results: Results, shares: Sequence[float] = (0.6, 0.75, 0.9)) -> list[float]:
+    """Levels of accuracy: shares of the way from the start to the best of the method that gets least far."""
+    runs = [run for some in results.values() for run in some]
+    start = mean(run["accuracy"][0] for run in runs)
+    least = min(min(best(run, "accuracy") for run in some) for some in results.values())
+    return [start + share * (least - start) for share in shares]
+
+
+def is_first(results: Results, who: str = "AFBO") -> Verdict:
+    """Whether a method reaches every level of accuracy before all others, from half of the way on."""
+    everything = [run for runs in results.values() for run in runs]
+    marks = levels(everything, "accuracy")
+    times = {
+        name: [mean(passage(run, "accuracy", level) for run in runs) for level in marks]
+        for name, runs in results.items()
+    }
+    others = [min(times[name][i] for name in results if name != who) for i in range(len(marks))]
+    first = [own < other for own, other in zip(times[who], others)]
+    leads = [ratio(other, own) for own, other in zip(times[who], others) if math.isfinite(own)]
+    finite = [lead for lead in leads if math.isfinite(lead)]
+    alone = sum(math.isinf(lead) for lead in leads)
+    lead = f"{min(finite):.2g} to {max(finite):.2g} times sooner than the next" if finite else "no level is shared"
+    measured = (
+        f"first at {sum(first)} of {len(marks)} levels of accuracy from {marks[0]:.3f} to {marks[-1]:.3f}; {lead}"
+    )
+    sentence = f"{who} gets to the lowest of them in {times[who][0]:.0f} s, the next method in {others[0]:.0f} s" + (
+        f"; at {alone} levels nobody else arrives in the time that was run." if alone else "."
+    )
+    return judged(first, measured, sentence)

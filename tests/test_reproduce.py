@@ -1,0 +1,185 @@
+"""Verdicts are computed: data that would falsify a claim falsify it. Every experiment runs at its small scale."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fbompi.config import resolve
+from fbompi.errors import UserError
+from fbompi.registry import experiments
+from fbompi.reproduce import measures
+from fbompi.reproduce.documentation import document
+from fbompi.reproduce.execution import missing_data, perform
+from fbompi.reproduce.experiment import Claim, Experiment, Scale, Table, Tuned, Verdict, judged
+from fbompi.reproduce.output import page, write
+from fbompi.reproduce.papers import afbo
+
+
+class Fake(dict):
+    """A run's columns, without a run."""
+
+
+def race(**times: Sequence[float]) -> dict[str, list[Fake]]:
+    """Runs that have accuracies 0.1, 0.5, 0.7 and 0.8 at time 0 and at these times."""
+    return {
+        name: [Fake(time=np.array([0.0, *passed]), accuracy=np.array([0.1, 0.5, 0.7, 0.8][: len(passed) + 1]))]
+        for name, passed in times.items()
+    }
+
+
+class Toy(Experiment):
+    """The smallest experiment there is."""
+
+    paper, figure, about = "Nobody: Nothing", "Figure 0", "Two quadratics."
+    keys = {"run.problem": "quadratic", "clients.count": 2, "run.rounds": 3, "record.every": 1}
+    small = Scale({"algorithm.step_x": Tuned((0.001, 0.01))}, seeds=(1,))
+    full = Scale({}, data=("mnist",))
+    claims = (
+        Claim("all is well", lambda r: judged([len(r["AFBO"]) == 1], "1 run", "There is one.")),
+        Claim("all is ill", lambda r: judged([False], "0", "It is not."), "it never was"),
+    )
+
+    def cases(self, scale: Any) -> dict[str, Any]:
+        return {"AFBO": {}, "FedMBO | all": {"run.algorithm": "fedmbo"}}
+
+    def score(self, run: Any) -> float:
+        return -measures.last(run, "x_error")
+
+    def table(self, results: Any) -> Table:
+        return Table(["method", "error"], [[name, measures.last(runs[0], "x_error")] for name, runs in results.items()])
+
+    def draw(self, figure: Any, results: Any) -> None:
+        figure.subplots().plot([0, 1])
+
+
+Toy.name = "toy"  # not in the class: only experiments of papers are found by name
+
+
+# The framework
+
+
+def test_a_claim_holds_only_where_all_its_parts_do() -> None:
+    assert judged([True, True], "", "").outcome == "holds"
+    assert judged([True, False], "", "").outcome == "holds in part"
+    assert judged([True, False, False], "", "").outcome == "does not hold"
+    assert judged([], "", "").outcome == "does not hold"
+    assert judged([False], "", "", enough=0).outcome == "does not hold"
+
+
+def test_measures_know_what_was_not_reached() -> None:
+    run = Fake(time=np.array([0.0, 1.0, 2.0, 4.0]), accuracy=np.array([0.1, np.nan, 0.5, 0.7]))
+    assert measures.passage(run, "accuracy", 0.5) == 2 and measures.passage(run, "accuracy", 0.9) == np.inf
+    assert measures.last(run, "accuracy") == measures.best(run, "accuracy") == 0.7
+    assert measures.value_at(run, "accuracy", 3.0) == 0.5 and np.isnan(measures.value_at(run, "accuracy", 5.0))
+    assert measures.average_until(run, "accuracy", 4.0) == pytest.approx((0.1 * 2 + 0.5 * 2) / 4)
+    assert measures.average_until(run, "accuracy", 8.0) == pytest.approx((0.1 * 2 + 0.5 * 2 + 0.7 * 4) / 8)
+    assert measures.mean([1.0, np.inf]) == np.inf and np.isnan(measures.ratio(np.inf, np.inf))
+    assert measures.ratio(2.0, 1.0) == 2 and measures.ratio(np.inf, 1.0) == np.inf
+
+
+def test_an_experiment_runs_tunes_tells_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    told: list[tuple[int, int, str]] = []
+    experiment = Toy()
+
+    def go() -> Any:
+        told.clear()
+        return perform(experiment, "small", tmp_path / "runs", 1, lambda n, of, o: told.append((n, of, o.words)))
+
+    done = go()
+    assert [number for number, _, _ in told] == [1, 2, 3, 4, 5, 6] and {of for _, of, _ in told} == {6}
+    assert done.chosen == {"AFBO": {"algorithm.step_x": 0.01}, "FedMBO | all": {"algorithm.step_x": 0.01}}
+    assert [run.seed for runs in done.results.values() for run in runs] == [1, 1]
+    report = write(experiment, "small", 1, done, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "runs", "table.md", "table.json", "figure.png", "figure.svg", "verdicts.json",
+    }  # fmt: skip
+    assert report == json.loads((tmp_path / "verdicts.json").read_text())
+    assert [v["outcome"] for v in report["verdicts"]] == ["holds", "does not hold"]
+    assert [v["reason"] for v in report["verdicts"]] == ["", "it never was"]
+    assert "HOLDS: all is well\n  1 run. There is one." in page(report) and "Why, probably: it never was" in page(
+        report
+    )
+    assert "| FedMBO \\| all |" in (tmp_path / "table.md").read_text()
+    assert {words for _, _, words in (go(), told)[1]} == {"complete already"}
+
+    made = document([tmp_path], tmp_path / "docs" / "r.md") if (tmp_path / "docs").mkdir() is None else 0
+    text = (tmp_path / "docs" / "r.md").read_text()
+    assert made == 1 and "**Does not hold**: 0. It is not. Why, probably: it never was" in text
+    assert "chosen at seed 0" in text.lower() and (tmp_path / "docs" / "r" / "toy-small.svg").exists()
+    with pytest.raises(UserError, match=r"holds no verdicts\.json"):
+        document([tmp_path / "runs"], tmp_path / "r.md")
+
+
+def test_a_set_that_is_missing_is_named(here) -> None:
+    with pytest.raises(UserError, match="reproduce toy: mnist is not imported: fbompi data get mnist"):
+        missing_data(Toy(), "paper")
+    said = here("reproduce", "afbo-iid", "--scale", "paper")
+    assert said.status == 2 and "mnist is not imported" in said.err and len(said.err.splitlines()) == 1
+
+
+def test_the_command_lists_and_corrects(here) -> None:
+    known = json.loads(here("reproduce", "--list", "--json").out)
+    assert set(known) == set(experiments()) and all(name in here("reproduce", "--list").out for name in known)
+    wrong = here("reproduce", "afbo-id")
+    assert wrong.status == 2 and 'did you mean "afbo-iid"' in wrong.err
+    assert here("reproduce").status == 2
+
+
+@pytest.mark.parametrize("name", sorted(experiments()))
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_configurations_are_valid_and_told(name: str, scale: Any) -> None:
+    """At either scale, whether or not the data are there: every key is one that the method or the problem has."""
+    experiment = experiments()[name]()
+    assert experiment.paper and experiment.figure and experiment.about.endswith(".") and experiment.claims
+    assert not {claim.text for claim in experiment.claims if claim.text.endswith(".")}
+    size = experiment.scale(scale)
+    for case in experiment.cases(scale).values():
+        for instead in ({}, size.instead or {}):
+            tables: dict[str, dict[str, Any]] = {}
+            for key, value in {**experiment.keys, **size.keys, **case, **instead, **experiment.on_ranks}.items():
+                section, _, word = key.partition(".")
+                tables.setdefault(section, {})[word] = value.values[0] if isinstance(value, Tuned) else value
+            resolve(tables)
+
+
+# The claims: what would falsify them does
+
+
+def test_afbo_first() -> None:
+    good = race(AFBO=[1, 2, 3], ADBO=[2, 3, 4], SDBO=[4, 5, 6], FedNest=[4, 5, 6])
+    assert afbo.is_first(good).outcome == "holds"
+    never = race(AFBO=[1, 2], ADBO=[2, 3, 4], SDBO=[4, 5, 6], FedNest=[4, 5, 6])  # does not get to 0.8
+    assert afbo.is_first(never).outcome in ("holds in part", "does not hold")
+    late = race(AFBO=[1, 6, 7], ADBO=[2, 3, 4], SDBO=[4, 5, 6], FedNest=[4, 5, 6])
+    assert afbo.is_first(late).outcome in ("holds in part", "does not hold")
+    last = race(AFBO=[9, 10, 11], ADBO=[2, 3, 4], SDBO=[4, 5, 6], FedNest=[4, 5, 6])
+    assert afbo.is_first(last).outcome == "does not hold"
+    tie = race(AFBO=[2, 3, 4], ADBO=[2, 3, 4])
+    assert afbo.is_first(tie).outcome == "does not hold"
+
+
+# The small scale
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(experiments()))
+def test_every_experiment_runs_at_its_small_scale(fbompi, real_data, tmp_path: Path, name: str) -> None:
+    experiment = experiments()[name]()
+    for data in experiment.small.data:
+        real_data(data)
+    done = fbompi("reproduce", name, "--out", "it", timeout=400)
+    assert done.status == 0, done
+    report = json.loads((tmp_path / "it" / "verdicts.json").read_text())
+    assert len(report["verdicts"]) == len(experiment.claims) and report["table"]["rows"]
+    for verdict in report["verdicts"]:
+        assert Verdict(verdict["outcome"], verdict["measured"], verdict["sentence"]).measured
+        assert verdict["measured"] in done.out
+    for file in ("figure.png", "figure.svg", "table.md", "table.json"):
+        assert (tmp_path / "it" / file).stat().st_size > 100
