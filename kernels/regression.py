@@ -75,6 +75,7 @@ class Regression:
         self.threads = threads or kernels.threads()
         self.shape: tuple[int, ...] = (outputs, X.shape[1] + bias)
         self.last: tuple[bytes, Point] | None = None
+        self.remembers = True
         self.everything = self.xp.empty(0, np.int64)
         self.no_weights = self.xp.empty((1, 1), self.real)
         self.engine.prepare(self)
@@ -85,7 +86,7 @@ class Regression:
         The last point of the whole shard is remembered: asking for it again computes nothing.
         """
         Y = self.real_model(Y)
-        if batch is not None:
+        if batch is not None or not self.remembers:
             return Point(self, Y.copy(), self.rows(batch))
         content = Y.tobytes()
         if self.last is None or self.last[0] != content:
@@ -93,9 +94,12 @@ class Regression:
         return self.last[1]
 
     def with_rows(self, X: Array, labels: Array) -> Regression:
-        """The same regression on other rows, taken as they are: for features that every step makes anew."""
+        """The same regression on other rows, taken as they are: for features that every step makes anew.
+
+        It does not remember its last point: a point and its rows would keep each other until the garbage is collected.
+        """
         other, shape = Regression.__new__(Regression), (self.outputs, X.shape[1] + self.bias)
-        other.__dict__.update(self.__dict__, X=X, labels=labels, shape=shape, last=None)
+        other.__dict__.update(self.__dict__, X=X, labels=labels, shape=shape, last=None, remembers=False)
         return other
 
     def features(self) -> Array:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -399,3 +401,21 @@ def test_float32_is_close_to_float64_on_a_large_shard(source, seed) -> None:
     found = everything(single, u, v, weights)
     for name, expected in everything(double, u, v, weights).items():
         assert np.linalg.norm(found[name] - expected) <= 1e-5 * np.linalg.norm(expected), name
+
+
+def test_a_point_is_gone_when_nobody_has_it() -> None:
+    """Without the garbage collector: activations of past local steps would be a client's memory."""
+    rng = np.random.default_rng(0)
+    mlp = MLP(rng.random((20, 5)), rng.integers(0, 3, 20), 4, 3)
+    x, y = rng.standard_normal(mlp.dim_x), rng.standard_normal(mlp.dim_y)
+    gc.collect()
+    gc.disable()
+    try:
+        for batch in (None, np.arange(7)):
+            point = mlp.at(x, y, batch)
+            point.gradient(), point.hvp(y), point.cross(y)
+            activations = weakref.ref(point.A)
+            del point
+            assert activations() is None
+    finally:
+        gc.enable()
