@@ -154,6 +154,24 @@ class FewShot:
         network = MLP(rows, labels, self.hidden, self.ways, dtype=self.dtype, scale=scale)
         return Tasks(network, count)
 
+    def units(self) -> tuple[Array, Array]:
+        """Units of the backbone: their weights and biases in x, their columns of every head in y; biases are all's."""
+        units = np.arange(self.hidden)
+        return np.repeat(units, self.set.features + 1), np.tile(np.append(units, -1), self.dim_y // (self.hidden + 1))
+
+    def submodel(self, shard: Shard, held_x: Array, held_y: Array) -> Shard | None:
+        """Of whole units; None of anything else."""
+        of_x, of_y = self.units()
+        units = np.unique(of_x[held_x])
+        whole_x, whole_y = np.isin(of_x, units), np.isin(of_y, [*units, -1])
+        if not (np.array_equal(np.flatnonzero(whole_x), held_x) and np.array_equal(np.flatnonzero(whole_y), held_y)):
+            return None
+        size = self.ways * (len(units) + 1)
+        starts = [head.start // self.head_size * size for head in shard.heads]
+        support, query = (Tasks(tasks.network.held(units)[0], tasks.count) for tasks in (shard.support, shard.query))
+        heads = [slice(start, start + size) for start in starts]
+        return Shard(heads, support, query, shard.test_support, shard.test_query)
+
     def size(self, shard: Shard) -> int:
         return shard.support.count
 
@@ -181,6 +199,24 @@ class FewShot:
             result[head] += point.gradient_y() / n
         return result
 
+    def lower_grads(self, shard, X, batch):
+        """Activations are computed once for every copy and task."""
+        tasks = range(shard.support.count) if batch is None else batch
+        copies = [
+            [(shard.heads[t], shard.support.network.at(x, self._no_head(shard), shard.support.rows(t)).head.data)
+             for t in tasks]
+            for x in X
+        ]  # fmt: skip
+
+        def gradients(Y: Array) -> Array:
+            result = self.penalty * Y
+            for row, y, heads in zip(result, Y, copies):
+                for head, data in heads:
+                    row[head] += data.at(y[head]).gradient().ravel() / len(tasks)
+            return result
+
+        return gradients
+
     def lower_grad_x(self, shard, x, y, batch) -> Array:
         return _mean(point.gradient()[0] for _, point in self._points(shard, shard.support, x, y, batch))
 
@@ -198,6 +234,10 @@ class FewShot:
         for task in range(tasks.count) if batch is None else batch:
             head = shard.heads[task]
             yield head, tasks.network.at(x, y[head], tasks.rows(task))
+
+    @staticmethod
+    def _no_head(shard: Shard) -> Array:
+        return np.zeros(shard.support.network.dim_y)
 
     def smoothness(self, shard: Shard) -> float:
         """On activations of a backbone like the one that a run begins with; a shared head has all tasks' Hessians."""

@@ -128,6 +128,22 @@ class VsLoss(Samples):
     def lower_grad(self, shard, x, y, batch) -> Array:
         return Tuned(self, shard.train, x, y, batch).gradient_y() + self.ridge * y
 
+    def lower_grads(self, shard, X, batch):
+        """Of regressions, in one pass over the samples."""
+        if self.network.hidden:
+            return None
+        train, (w, l, scale) = shard.train, X.reshape(len(X), 3, -1).swapaxes(0, 1)
+        labels = train.labels if batch is None else train.labels[batch]
+        weights, scale = w[:, labels] / len(labels), scale[:, :, None]
+
+        def gradients(Y: Array) -> Array:
+            tuned = scale * Y.reshape(len(Y), self.classes, -1)
+            tuned[:, :, -1] += l
+            G = train.gradients(tuned.reshape(Y.shape), weights, batch).reshape(tuned.shape)
+            return (scale * G).reshape(Y.shape) + self.ridge * Y
+
+        return gradients
+
     def lower_grad_x(self, shard, x, y, batch) -> Array:
         return Tuned(self, shard.train, x, y, batch).gradient()[0]
 
