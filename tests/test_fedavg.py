@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from federation import federation, play
 
+from fbompi.errors import UserError
 from fbompi.links.link import EVENT
 
 M = 18
@@ -111,3 +112,52 @@ def test_bytes_fall_with_capacity() -> None:
         d = play(driver("fedavg", capacity=capacity, problem={"dim_y": 96}, masks="rolling"), 1)
         sizes.append(d.link.events[0][EVENT.names.index("bytes")])
     assert sizes[0] - sizes[1] == 2 * 8 * 24  # a quarter of y, each way
+
+
+# Both levels as one model
+
+
+def joint(steps: int = 1, **keys):
+    return driver("fedavg", steps, step_x=0.05, **keys)
+
+
+def gradients(d) -> tuple[np.ndarray, np.ndarray]:
+    """The mean over clients of the gradient of f_i + g_i, in x and in y."""
+    problem, s = d.parts.problem, d.state
+    shards = [problem.shard(i, M) for i in range(M)]
+    upper = [problem.upper_grad(shard, s.x, s.y, None) for shard in shards]
+    in_x = np.mean([f_x + problem.lower_grad_x(shard, s.x, s.y, None) for shard, (f_x, _) in zip(shards, upper)], 0)
+    in_y = np.mean([f_y + problem.lower_grad(shard, s.x, s.y, None) for shard, (_, f_y) in zip(shards, upper)], 0)
+    return in_x, in_y
+
+
+def test_with_a_step_on_x_both_are_trained_on_both_objectives() -> None:
+    d = at(joint(step_y=0.2), X)
+    in_x, in_y = gradients(d)
+    y = d.state.y.copy()
+    play(d, 1)
+    np.testing.assert_allclose(d.state.x, X - 0.05 * in_x, rtol=1e-12)
+    np.testing.assert_allclose(d.state.y, y - 0.5 * 0.2 * in_y, rtol=1e-12, atol=1e-14)
+
+
+def test_submodels_train_what_they_hold_of_both() -> None:
+    d = joint(3, capacity=0.4, masks="ordered", masked="both")
+    x, y = d.state.x.copy(), d.state.y.copy()
+    play(d, 2)
+    assert (d.state.x != x).tolist() == [True, True, False] and (d.state.y != y).tolist() == [True] * 2 + [False] * 3
+    whole, part = joint(3), joint(3)
+    part.method.whole = False
+    one, other = play(part, 5).state, play(whole, 5).state
+    np.testing.assert_allclose(np.concatenate([one.x, one.y]), np.concatenate([other.x, other.y]), rtol=1e-12)
+
+
+def test_where_clients_own_x_it_is_no_part_of_a_model() -> None:
+    with pytest.raises(UserError, match="clients own parts of x"):
+        federation(
+            {
+                "run": {"problem": "hypercleaning", "algorithm": "fedavg"},
+                "problem": {"train": 60, "validation": 30, "test": 30},
+                "clients": {"count": 3},
+                "algorithm": {"step_x": 0.1},
+            }
+        )
