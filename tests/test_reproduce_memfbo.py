@@ -61,6 +61,8 @@ def test_best_is_who_is_ahead_of_all_at_every_noise() -> None:
     assert memfbo_cleaning.is_best(second).outcome == "holds in part"
     worst = {**PRINTED, **cleaning(MemFBO=[99.0, 1.0, 1.0, 1.0])}
     assert memfbo_cleaning.is_best(worst).outcome == "does not hold", "noise 0 is not in the claim"
+    tie = cleaning(MemFBO=[0.3, 0.3, 0.3, 0.3], SimFBO=[0.3, 0.295, 0.295, 0.295])
+    assert memfbo_cleaning.is_best(tie).outcome == "does not hold", "half a point is chance"
     unknown = {**PRINTED, **cleaning(MemFBO=[np.nan] * 4)}
     assert memfbo_cleaning.is_best(unknown).outcome == "does not hold"
 
@@ -70,6 +72,7 @@ def test_best_is_who_is_ahead_of_all_at_every_noise() -> None:
     [
         ([0.5, 0.55], [0.5, 0.1], "holds"),
         ([0.5, 0.9], [0.5, 0.45], "holds in part"),  # the rise is the larger
+        ([0.5, 0.55], [0.5, 0.43], "holds in part"),  # the rise is not slight
         ([0.5, 0.2], [0.5, 0.1], "holds in part"),  # both fall
         ([0.5, 0.4], [0.5, 0.6], "does not hold"),
         ([0.5, 0.5], [0.5, 0.5], "does not hold"),

@@ -33,14 +33,15 @@ def printed() -> dict[str, list[Fake]]:
     """Table II as results."""
     found: dict[str, list[Fake]] = {}
     for index, setting in enumerate(rabo_fewshot.SETTINGS):
-        found |= fewshot(setting, **{m: rabo_fewshot.PRINTED[m][index] for m in rabo_fewshot.METHODS})
+        figures = {m: values[index] for m, values in rabo_fewshot.PRINTED.items()}
+        found |= fewshot(setting, HeteroFL=figures["OAP"], **figures)
     return found
 
 
 @pytest.mark.parametrize("method", ["RABO", "RAFBO"])
 def test_two_levels_against_one(method: str) -> None:
     assert rabo_fewshot.beats_submodels(printed(), method).outcome == "holds"
-    others = {"Static": 0.4, "OAP": 0.5, "FedRolex": 0.6, "FIARSE": 0.7, "RABO": 0.1, "RAFBO": 0.1}
+    others = {"Static": 0.4, "HeteroFL": 0.5, "FedRolex": 0.6, "FIARSE": 0.7, "RABO": 0.1, "RAFBO": 0.1}
     for own, outcome in ((0.8, "holds"), (0.55, "holds in part"), (0.45, "does not hold"), (np.nan, "does not hold")):
         assert rabo_fewshot.beats_submodels(fewshot(**{**others, method: own}), method).outcome == outcome
     assert rabo_fewshot.beats_submodels(fewshot(**{**others, method: 0.7}), method).outcome == "holds in part"
@@ -112,7 +113,7 @@ def tuning(**accuracies: float) -> dict[str, list[Fake]]:
     return {method: ending(value, "balanced_accuracy") for method, value in accuracies.items()}
 
 
-POLICIES = {"Static": 0.4, "OAP": 0.5, "FedRolex": 0.6, "FIARSE": 0.7}
+POLICIES = {"Static": 0.4, "HeteroFL": 0.5, "FedRolex": 0.6, "FIARSE": 0.7}
 
 
 @pytest.mark.parametrize("method", ["RABO", "RAFBO"])

@@ -10,6 +10,8 @@ from fbompi.reproduce.measures import Columns, along
 
 PAPER = "Yang, Xiao, Ma, Ji: First-Order Federated Bilevel Learning"
 
+MARGIN = 0.01  # of accuracy: what is less is chance, with the seeds and test samples that there are
+
 
 def closing(run: Columns, metric: str, until: float = math.inf, axis: str = "communication") -> float:
     """The mean over the last third of the rows up to a place: of sampled clients, one row alone is chance.

@@ -13,7 +13,10 @@ PAPER = (
     "Clients"
 )
 CAPACITIES = [1.0, 0.5, 0.25, 0.125, 0.0625]
-POLICIES = {"Static": "static", "OAP": "ordered", "FedRolex": "rolling", "FIARSE": "importance"}
+POLICIES = {"Static": "static", "HeteroFL": "ordered", "FedRolex": "rolling", "FIARSE": "importance"}
+MEANINGS = {
+    "Static": "drawn once", "HeteroFL": "the first units", "FedRolex": "a moving window", "FIARSE": "largest weights",
+}  # fmt: skip
 
 FEWSHOT: Keys = {
     "run.problem": "fewshot", "problem.data": "omniglot", "problem.dtype": "float32", "clients.count": 10,

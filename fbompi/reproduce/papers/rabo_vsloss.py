@@ -8,7 +8,7 @@ from typing import Any
 from fbompi.reproduce.drawing import lines
 from fbompi.reproduce.experiment import Claim, Experiment, Keys, Results, Scale, ScaleName, Table, Verdict, judged
 from fbompi.reproduce.measures import last, mean
-from fbompi.reproduce.papers.rabo import FEDMBO, FORMULAS, MARGIN, PAPER, POLICIES, two_levels
+from fbompi.reproduce.papers.rabo import FEDMBO, FORMULAS, MARGIN, MEANINGS, PAPER, POLICIES, two_levels
 
 METRIC = "balanced_accuracy"
 WHOLE = ("FedMBO", "FedAvg")
@@ -68,7 +68,7 @@ class RaboVsLoss(Experiment):
     )
     claims = (
         Claim(
-            "RABO is more accurate than one-level training of static, ordered, rolling and importance submodels",
+            "RABO is more accurate than one-level training of submodels",
             lambda results: beats_submodels(results, "RABO"),
             "in few rounds the loss's parameters move little",
         ),
@@ -112,7 +112,11 @@ class RaboVsLoss(Experiment):
 
     def draw(self, figure: Any, results: Results) -> None:
         axes = figure.subplots()
-        halves = {method: runs for method, runs in results.items() if method not in WHOLE}
+        halves = {
+            f"{method}: {MEANINGS.get(method, 'largest weights, tuned loss')}": runs
+            for method, runs in results.items()
+            if method not in WHOLE
+        }
         lines(axes, halves, METRIC, "round")
         for method, colour in (("FedMBO", "black"), ("FedAvg", "#8B5A2B")):
             axes.axhline(accuracy(results, method), color=colour, linestyle="--", linewidth=1)
