@@ -124,8 +124,8 @@ class RaboFewShot(Experiment):
         Claim(
             "RABO is more accurate than one-level training of submodels",
             lambda results: beats_submodels(results, "RABO"),
-            "a backbone of one layer, trained for few rounds on few tasks, is the same whoever trains it: all methods "
-            "but RAFBO are within two points",
+            "a backbone of one layer is as good whoever trains it: with four times the tasks, five times the rounds "
+            "and twice the units RABO came to 0.578, FIARSE to 0.587 and Static to 0.573",
         ),
         Claim(
             "RAFBO, without second derivatives, is more accurate than these too",
@@ -134,7 +134,7 @@ class RaboFewShot(Experiment):
             "noise",
         ),
         Claim(
-            "Only methods that train the full model are better",
+            "FedMBO with whole models is more accurate than RABO and RAFBO",
             full_is_best,
             "the rounds are few, and with whole models each of them has but one step on x too",
         ),
@@ -183,7 +183,6 @@ class RaboFewShot(Experiment):
             names = [f"{m}\n{'whole models' if m == 'FedMBO' else MEANINGS.get(m, 'two levels')}" for m in METHODS]
             axes.set_xticks(range(len(METHODS)), names, rotation=0 if len(found) == 1 else 90)
             axes.axhline(100 / setting[0], color="black", linewidth=0.6, linestyle=":")
-            axes.text(-0.45, 100 / setting[0] + 0.5, "chance", fontsize=6)
-            axes.set_title(f"Omniglot, {setting[0]}-way {setting[1]}-shot")
+            axes.set_title(f"Omniglot, {setting[0]}-way {setting[1]}-shot; dotted: chance")
             axes.set_ylim(0, max([*filter(math.isfinite, ours), *theirs]) * 1.22)
         places[0].legend(loc="upper right", ncols=2)

@@ -16,6 +16,7 @@ from fbompi.reproduce.papers.rabo import (
     FEWSHOT_FULL,
     FEWSHOT_SMALL,
     FORMULAS,
+    MARGIN,
     PAPER,
     covering_file,
     two_levels,
@@ -34,7 +35,7 @@ def covered(method: str, least: int) -> str:
 
 
 def accuracy(results: Results, case: str) -> float:
-    return mean(last(run, "accuracy") for run in results[case])
+    return mean(last(run, "accuracy") for run in results.get(case, []))
 
 
 def on_the_way(results: Results, case: str, until: float) -> float:
@@ -57,11 +58,9 @@ def more_covering_helps(results: Results) -> Verdict:
         one, two = covered(method, 1), covered(method, 2)
         ends, ways = ([f(case) for case in (one, two)] for f in (
             lambda case: accuracy(results, case), lambda case: on_the_way(results, case, until)))  # fmt: skip
-        parts += [ends[1] > ends[0], ways[1] > ways[0]]
+        parts += [ends[1] > ends[0] + MARGIN, ways[1] > ways[0]]
         told.append(f"{method} {ends[0]:.3f} → {ends[1]:.3f} at the end, {ways[0]:.3f} → {ways[1]:.3f} on the way")
-    return judged(
-        parts, "; ".join(told), "From C_x* = 1 to 2, quarters of the units held by 7, 1, 1, 1 and 4, 2, 2, 2."
-    )
+    return judged(parts, "; ".join(told), "From C_x* = 1 to 2; at the end, more than a point counts.")
 
 
 def falls_slowly(results: Results) -> Verdict:
@@ -88,7 +87,7 @@ class RaboScaling(Experiment):
     figure = "Figure 3 and Table III"
     about = "The same few-shot tasks among 10 to 50 clients; and quarters of the model that one client holds, or two."
     keys = {**FEWSHOT, "algorithm.step_x": "auto"}
-    small = Scale({**FEWSHOT_SMALL, "run.rounds": 12, "record.every": 6}, seeds=(1,), data=("omniglot",))
+    small = Scale({**FEWSHOT_SMALL, "run.rounds": 10, "record.every": 10}, seeds=(1, 2), data=("omniglot",))
     full = Scale(
         {**FEWSHOT_FULL, "problem.ways": 5, "problem.hidden": 32, "run.rounds": 150, "record.every": 10},
         seeds=(1, 2), data=("omniglot",),
@@ -103,8 +102,8 @@ class RaboScaling(Experiment):
         Claim(
             "With C_x* = 2 both methods are better than with C_x* = 1",
             more_covering_helps,
-            "with one seed and some 50 tasks differences of two points are chance, and quarters that one client trains "
-            "alone move as far in a round as the others: a mean over holders is no smaller for fewer of them",
+            "with few seeds and some 50 tasks differences of two points are chance, and quarters that one client "
+            "trains alone move as far in a round as the others: a mean over holders is no smaller for fewer of them",
         ),
         Claim(
             "Accuracy falls slowly as the same data are spread over more clients",
@@ -122,10 +121,11 @@ class RaboScaling(Experiment):
             for least in LEAST:
                 cases[covered(method, least)] = {
                     **own, **shots, "clients.capacity": 0.25, "algorithm.masks": "given",
+                    "record.every": 2 if scale == "small" else 10,
                     "algorithm.masks_file": covering_file(least),
                 }  # fmt: skip
         for method in METHODS:
-            for clients in CLIENTS:
+            for clients in CLIENTS if scale == "paper" else (CLIENTS[0], CLIENTS[-1]):
                 cases[many(method, clients)] = {
                     **two_levels(method), "clients.capacity": CAPACITIES, "clients.count": clients,
                 }  # fmt: skip
@@ -146,10 +146,12 @@ class RaboScaling(Experiment):
         lines(left, {case: results[case] for case in results if "C_x*" in case}, "accuracy", "round")
         left.set_ylabel("accuracy in new tasks")
         left.set_title("quarters of the model, held by C_x* clients at least")
+        left.set_ylim(0)
         left.legend(loc="lower right")
         for index, method in enumerate(METHODS):
-            ours = [100 * accuracy(results, many(method, c)) for c in CLIENTS]
-            right.plot(CLIENTS, ours, marker="o", **line(index), label=f"{method}, here")
+            found = [c for c in CLIENTS if many(method, c) in results]
+            ours = [100 * accuracy(results, many(method, c)) for c in found]
+            right.plot(found, ours, marker="o", **line(index), label=f"{method}, here")
             right.plot(CLIENTS, PRINTED[method], "s:", color=COLOURS[index], label=f"{method}, printed (ResNet-12)")
         right.set_xticks(CLIENTS)
         right.set_ylim(0, 100)
