@@ -58,9 +58,9 @@ def more_covering_helps(results: Results) -> Verdict:
         one, two = covered(method, 1), covered(method, 2)
         ends, ways = ([f(case) for case in (one, two)] for f in (
             lambda case: accuracy(results, case), lambda case: on_the_way(results, case, until)))  # fmt: skip
-        parts += [ends[1] > ends[0] + MARGIN, ways[1] > ways[0]]
+        parts += [after > before + MARGIN for before, after in (ends, ways)]
         told.append(f"{method} {ends[0]:.3f} → {ends[1]:.3f} at the end, {ways[0]:.3f} → {ways[1]:.3f} on the way")
-    return judged(parts, "; ".join(told), "From C_x* = 1 to 2; at the end, more than a point counts.")
+    return judged(parts, "; ".join(told), "From C_x* = 1 to 2; more than a point counts.")
 
 
 def falls_slowly(results: Results) -> Verdict:
@@ -121,7 +121,7 @@ class RaboScaling(Experiment):
             for least in LEAST:
                 cases[covered(method, least)] = {
                     **own, **shots, "clients.capacity": 0.25, "algorithm.masks": "given",
-                    "record.every": 2 if scale == "small" else 10,
+                    "record.every": 4 if scale == "small" else 10,
                     "algorithm.masks_file": covering_file(least),
                 }  # fmt: skip
         for method in METHODS:
