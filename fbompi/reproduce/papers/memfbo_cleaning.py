@@ -129,6 +129,8 @@ class MemFboCleaning(Experiment):
         "at the small scale), and all methods train one model for all clients. FedRep, FedPer and LG-Fed, which train "
         "a part of the model for each client alone, are not run. All steps are automatic, for every method. At the "
         "small scale clients have 120 noisy and 20 clean samples, not 450 and 50.",
+        "Such small runs are not the last word: with 180 noisy samples per client and 32 rounds, softmax regression "
+        "kept 90 % of its accuracy with MemFBO and 89 % with each other method, and MemFBO was ahead nowhere.",
     )
     claims = (
         Claim(
