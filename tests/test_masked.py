@@ -104,7 +104,7 @@ class Submodel(Case):
 
     @property
     def near(self) -> float:
-        return 1e-12 if self.real == F64 else 1e-5
+        return 1e-12 if self.real == F64 else 3e-5
 
 
 @patient
