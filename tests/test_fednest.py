@@ -170,3 +170,21 @@ def test_where_clients_are_alike_lfednest_and_fednest_are_one() -> None:
     alike = {"heterogeneity": 0.0}
     x, other = (play(driver(name, alike, step_x=0.01, estimator="sum"), 20).state.x for name in ("fednest", "lfednest"))
     np.testing.assert_allclose(x, other, rtol=1e-10)
+
+
+def test_with_minibatches_and_independent_chains_it_is_fedmbo_to_the_last_bit() -> None:
+    clients, keys = {"batch": 4, "participation": 0.5}, {"inner_rounds": 3, "terms": 8, "step_x": 0.02}
+    pair = driver("fednest", {"noise": 0.5}, clients, inner="minibatch", hypergradient="phe", **keys)
+    fedmbo = driver("fedmbo", {"noise": 0.5}, clients, **keys)
+    for d in (pair, fedmbo):
+        play(d, 5)
+    np.testing.assert_array_equal(pair.state.x, fedmbo.state.x)
+    assert pair.link.round == fedmbo.link.round
+
+
+@pytest.mark.parametrize("inner", ["svrg", "fedavg"])
+def test_independent_chains_go_with_any_inner_rounds(inner: str) -> None:
+    """Chains begin and end with a round; with all terms in them the descent has no noise of its own."""
+    d = driver(inner=inner, hypergradient="phe", estimator="sum", inner_rounds=3, terms=10)
+    play(d, 1)
+    assert d.link.round == 3 * {"svrg": 2, "fedavg": 1}[inner] + 9 + 2

@@ -69,30 +69,10 @@ class FedMboParameters(UpperStep):
     smoothness: SmoothnessKey = "auto"
 
 
-class FedMbo(Method):
-    """Minibatch SGD below, parallel hypergradient chains above; linear speed-up in the sampled clients."""
+class Chains(Method):
+    """PHE: a hypergradient from independent chains. Tasks are those of this file: begin, factor, cross."""
 
-    name = "fedmbo"
-    paper = "Huang, Zhang, Ji: Achieving Linear Speedup in Non-IID Federated Bilevel Learning"
-    facts = {"order": "second (products)", "communication": "synchronous", "rate": "O(1/√(nK)) nonconvex"}
-    Parameters = FedMboParameters
-    tasks = {"lower": lower, "begin": begin, "factor": factor, "cross": cross}
-
-    def __init__(self, parameters: FedMboParameters, setting: Setting) -> None:
-        super().__init__(parameters, setting)
-        estimator = parameters.estimator
-        self.in_full = setting.aggregation.robust if estimator == "auto" else estimator == "sum"
-
-    def start(self, x: Array, y: Array) -> UpperState:
-        return UpperState(x=x, y=y, rule=DistanceOverGradients.at(x))
-
-    def round(self, s: UpperState, link: Link) -> None:
-        """One outer round of Algorithm 1."""
-        for _ in range(self.p.inner_rounds):
-            G = self.mean(self.ask(link, "lower", s.x, s.y))
-            s.y = self.setting.project_y(s.y - self.beta * G)
-        H = self.chains(s.x, s.y, link, stream(self.setting.seed, "server", s.round))
-        self.descend(s, self.over_chains(H))
+    in_full: bool  # all terms of the series in every chain
 
     def over_chains(self, H: Array) -> Array:
         """One hypergradient: the mean of the chains, or another rule where every client has all of x.
@@ -132,3 +112,29 @@ class FedMbo(Method):
 
     def _block(self, client: int) -> slice:
         return self.setting.shapes.blocks[client]
+
+
+class FedMbo(Chains):
+    """Minibatch SGD below, parallel hypergradient chains above; linear speed-up in the sampled clients."""
+
+    name = "fedmbo"
+    paper = "Huang, Zhang, Ji: Achieving Linear Speedup in Non-IID Federated Bilevel Learning"
+    facts = {"order": "second (products)", "communication": "synchronous", "rate": "O(1/√(nK)) nonconvex"}
+    Parameters = FedMboParameters
+    tasks = {"lower": lower, "begin": begin, "factor": factor, "cross": cross}
+
+    def __init__(self, parameters: FedMboParameters, setting: Setting) -> None:
+        super().__init__(parameters, setting)
+        estimator = parameters.estimator
+        self.in_full = setting.aggregation.robust if estimator == "auto" else estimator == "sum"
+
+    def start(self, x: Array, y: Array) -> UpperState:
+        return UpperState(x=x, y=y, rule=DistanceOverGradients.at(x))
+
+    def round(self, s: UpperState, link: Link) -> None:
+        """One outer round of Algorithm 1."""
+        for _ in range(self.p.inner_rounds):
+            G = self.mean(self.ask(link, "lower", s.x, s.y))
+            s.y = self.setting.project_y(s.y - self.beta * G)
+        H = self.chains(s.x, s.y, link, stream(self.setting.seed, "server", s.round))
+        self.descend(s, self.over_chains(H))

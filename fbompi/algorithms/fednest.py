@@ -12,7 +12,9 @@ random: twice the rounds of communication for a chain without noise of its own.
 Clients answer with the mean of their τ local directions instead of their last points: z − step·(mean direction) is the
 last point, and where a client owns a block of x only, the rest of x follows the other clients. ``inner`` chooses what
 the paper and FedMBO's Figure 3 compare: ``svrg``, ``fedavg`` (local steps along the client's own gradients, which
-drift apart), ``minibatch`` (one gradient of every client at the same point, as FedMBO).
+drift apart), ``minibatch`` (one gradient of every client at the same point, as FedMBO). ``hypergradient`` chooses the
+other half of that comparison: ``ihgp``, the chain above with FedOut after it, or ``phe``, FedMBO's independent chains
+and one step on x by the server.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from fbompi.algorithms.fedmbo import factor, lower
+from fbompi.algorithms import fedmbo
+from fbompi.algorithms.fedmbo import Chains, cross, factor, lower
 from fbompi.algorithms.inverse import neumann
-from fbompi.algorithms.method import Method, UpperState
-from fbompi.algorithms.setting import SmoothnessKey
+from fbompi.algorithms.method import UpperState
+from fbompi.algorithms.setting import Setting, SmoothnessKey
 from fbompi.algorithms.steps import DistanceOverGradients, StepYKey, UpperStep
 from fbompi.client import Client
 from fbompi.config import AtLeast
@@ -110,12 +113,15 @@ class FedNestParameters(UpperStep):
     step_y: StepYKey = "auto"
     inner: Annotated[Literal["svrg", "fedavg", "minibatch"], "what inner rounds on y do"] = "svrg"
     inner_rounds: InnerRoundsKey = 5
+    hypergradient: Annotated[
+        Literal["ihgp", "phe"], "one chain of averages and local steps on x, or FedMBO's independent chains"
+    ] = "ihgp"
     terms: TermsKey = 10
     estimator: EstimatorKey = "sampled"
     smoothness: SmoothnessKey = "auto"
 
 
-class FedNest(Method):
+class FedNest(Chains):
     """Federated SVRG below and above, a chain of averaged Hessian products between them."""
 
     name = "fednest"
@@ -125,13 +131,21 @@ class FedNest(Method):
     client_keys = ("local_steps", "batch")
     tasks = {
         "lower": lower, "svrg": svrg, "fedavg": fedavg, "begin": begin, "factor": factor,
-        "hypergradient": hypergradient, "outer": outer,
+        "hypergradient": hypergradient, "outer": outer, "chains": fedmbo.begin, "cross": cross,
     }  # fmt: skip
 
     @classmethod
     def used_tasks(cls, parameters: Any, shapes: Shapes) -> dict[str, TaskFunction]:
+        """Chains begin with another task, which FedMBO calls "begin"."""
         unused = {"svrg": {"fedavg"}, "fedavg": {"lower", "svrg"}, "minibatch": {"svrg", "fedavg"}}[parameters.inner]
-        return {kind: function for kind, function in cls.tasks.items() if kind not in unused}
+        independent = parameters.hypergradient == "phe"
+        unused |= {"hypergradient", "outer", "chains"} if independent else {"chains", "cross"}
+        used = {kind: function for kind, function in cls.tasks.items() if kind not in unused}
+        return {**used, "begin": cls.tasks["chains"]} if independent else used
+
+    def __init__(self, parameters: Any, setting: Setting) -> None:
+        super().__init__(parameters, setting)
+        self.in_full = parameters.estimator == "sum"
 
     def start(self, x: Array, y: Array) -> UpperState:
         return UpperState(x=x, y=y, rule=DistanceOverGradients.at(x))
@@ -140,7 +154,10 @@ class FedNest(Method):
         """One outer round of Algorithm 1."""
         for _ in range(self.p.inner_rounds):
             s.y = self.fedinn(s.x, s.y, link)
-        p = self.fedihgp(s.x, s.y, link, stream(self.setting.seed, "server", s.round))
+        rng = stream(self.setting.seed, "server", s.round)
+        if self.p.hypergradient == "phe":
+            return self.descend(s, self.over_chains(self.chains(s.x, s.y, link, rng)))
+        p = self.fedihgp(s.x, s.y, link, rng)
         updates = self.ask(link, "hypergradient", s.x, s.y, p)
         self.fedout(s, link, self.mean_x(updates), updates)
 
