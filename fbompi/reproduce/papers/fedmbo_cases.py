@@ -10,8 +10,20 @@ import numpy as np
 
 from fbompi.plots.figure import line
 from fbompi.reproduce.experiment import Claim, Experiment, Keys, Results, Scale, ScaleName, Table, Verdict, judged
-from fbompi.reproduce.measures import average_until, best, last, mean, passage, value_at
-from fbompi.reproduce.papers.fedmbo import AXES, FULL, HYPERREP, PAPER, SMALL, costed, shared, training_samples
+from fbompi.reproduce.measures import best, last, mean, passage
+from fbompi.reproduce.papers.fedmbo import (
+    AXES,
+    FULL,
+    HYPERREP,
+    PAPER,
+    SMALL,
+    at,
+    average,
+    costed,
+    shared,
+    trace,
+    training_samples,
+)
 
 Case = tuple[int, int, int]  # digits per client, clients, per cent of them sampled
 DIGITS, RATIOS = (1, 2, 5, 10), (10, 30, 50)
@@ -63,7 +75,7 @@ def ordered(results: Results, panel: str) -> Verdict:
     told = []
     for axis, named in AXES.items():
         until = shared(list(found.values()), axis)
-        values = [mean(average_until(run, "accuracy", until, axis) for run in runs) for runs in found.values()]
+        values = [average(runs, "accuracy", until, axis) for runs in found.values()]
         parts[axis] = [later > before for before, later in itertools.pairwise(values)]
         told.append(
             f"by {named}, up to {until:.3g}: "
@@ -153,7 +165,7 @@ class FedmboCases(Experiment):
                    *(f"{named} to {LEVEL}" for named in AXES.values()), "accuracy at the end",
                    "best accuracy"]  # fmt: skip
         rows = [
-            [name, *(mean(value_at(run, "accuracy", until[axis], axis) for run in runs) for axis in AXES),
+            [name, *(at(runs, "accuracy", until[axis], axis) for axis in AXES),
              *(mean(passage(run, "accuracy", LEVEL, axis) for run in runs) for axis in AXES),
              mean(last(run | {"time": run["passes"]}, "accuracy") for run in runs),
              mean(best(run | {"time": run["passes"]}, "accuracy") for run in runs)]
@@ -169,13 +181,11 @@ class FedmboCases(Experiment):
             found = curves(results, panel)
             for row, axis in enumerate(("passes", "communication")):
                 axes, until = grid[row, column], shared(list(found.values()), axis)
-                places = np.linspace(0, until, 300)
                 for index, case in enumerate(cases):
-                    values = [[value_at(run, "accuracy", place, axis) for place in places] for run in found[case]]
-                    axes.plot(places, np.mean(values, axis=0), label=words(panel, case), **line(index))
+                    trace(axes, found[case], "accuracy", axis, label=words(panel, case), **line(index))
                 axes.set_xlabel(AXES[axis])
-                axes.set_xlim(0, until)
+                axes.set_xlim(0, until if row else 3 * until)
             grid[0, column].set_title(titles[panel])
-            grid[0, column].legend(loc="lower right")
+            grid[1, column].legend(loc="lower right")
         for axes in grid[:, 0]:
             axes.set_ylabel("accuracy on test images")

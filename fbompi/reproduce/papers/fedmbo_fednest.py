@@ -20,8 +20,21 @@ from fbompi.reproduce.experiment import (
     Verdict,
     judged,
 )
-from fbompi.reproduce.measures import average_until, best, mean, passage, ratio, value_at
-from fbompi.reproduce.papers.fedmbo import AXES, FULL, HYPERREP, PAPER, SMALL, costed, shared, training_samples
+from fbompi.reproduce.measures import average_until, best, mean, ratio
+from fbompi.reproduce.papers.fedmbo import (
+    AXES,
+    FULL,
+    HYPERREP,
+    PAPER,
+    SMALL,
+    at,
+    average,
+    costed,
+    reached,
+    shared,
+    trace,
+    training_samples,
+)
 from fbompi.runs import Run
 
 ESTIMATORS = {"PHE": "phe", "IHGP": "ihgp"}
@@ -43,7 +56,7 @@ def curves(results: Results) -> Curves:
 def losses(found: Curves, axis: str) -> dict[str, float]:
     """The mean loss of every pair along an axis, as far as all got."""
     until = shared(list(found.values()), axis)
-    return {name: mean(average_until(run, "loss", until, axis) for run in runs) for name, runs in found.items()}
+    return {name: average(runs, "loss", until, axis) for name, runs in found.items()}
 
 
 def fastest_in_rounds(results: Results) -> Verdict:
@@ -52,11 +65,10 @@ def fastest_in_rounds(results: Results) -> Verdict:
     averages = losses(found, "communication")
     until = shared(list(found.values()), "communication")
     begin = mean(run["loss"][0] for runs in found.values() for run in runs)
-    least = min(mean(value_at(run, "loss", until, "communication") for run in runs) for runs in found.values())
+    least = float(np.nanmin([at(runs, "loss", until, "communication") for runs in found.values()]))
     marks = [begin + share * (least - begin) for share in LEVELS]
     rounds = {
-        name: [mean(passage(run, "loss", mark, "communication", rising=False) for run in runs) for mark in marks]
-        for name, runs in found.items()
+        name: [reached(runs, "loss", mark, until, "communication") for mark in marks] for name, runs in found.items()
     }
     others = {name: value for name, value in averages.items() if name != OURS}
     second = min(others, key=lambda name: others[name])
@@ -96,13 +108,8 @@ def most_accurate(results: Results) -> Verdict:
     """Whether FedMBO's pair has the best accuracy, at its best moment and in the mean over rounds."""
     found = curves(results)
     until = shared(list(found.values()), "communication")
-    tops, means = (
-        {name: mean(figure(run) for run in runs) for name, runs in found.items()}
-        for figure in (
-            lambda run: best_until(run, until),
-            lambda run: average_until(run, "accuracy", until, "communication"),
-        )
-    )
+    tops = {name: mean(best_until(run, until) for run in runs) for name, runs in found.items()}
+    means = {name: average(runs, "accuracy", until, "communication") for name, runs in found.items()}
     others = [name for name in found if name != OURS]
     return judged(
         [figures[OURS] > max(figures[name] for name in others) for figures in (tops, means)],
@@ -133,11 +140,11 @@ class FedmboFednest(Experiment):
         "algorithm.step_y": 0.2,
     }  # fmt: skip
     small = Scale(
-        {**SMALL, "algorithm.step_x": Tuned((0.02, 0.05)), "run.rounds": 14, "record.every": 2},
+        {**SMALL, "algorithm.step_x": Tuned((0.03, 0.08)), "run.rounds": 12, "record.every": 2},
         seeds=(1, 2), data=("mnist",),
     )  # fmt: skip
     full = Scale(
-        {**FULL, "algorithm.step_x": Tuned((0.02, 0.05)), "algorithm.step_y": Tuned((0.1, 0.2)), "run.rounds": 40,
+        {**FULL, "algorithm.step_x": Tuned((0.03, 0.08)), "algorithm.step_y": Tuned((0.1, 0.2)), "run.rounds": 40,
          "record.every": 4},
         seeds=(1, 2), data=("mnist",),
     )  # fmt: skip
@@ -151,9 +158,9 @@ class FedmboFednest(Experiment):
         Claim(
             "PHE + MinibatchSGD converges the fastest in rounds of communication",
             fastest_in_rounds,
-            "a round of PHE waits for the longest of ten chains, nearly always four factors, one of IHGP for a chain of "
-            "two on average; the noise that independent chains save is small beside that of sampling ten clients of "
-            "one digit each.",
+            "a round of PHE waits for the longest of ten chains, nearly always four factors, one of IHGP for a chain "
+            "of two on average; the noise that independent chains save is small beside that of sampling ten clients "
+            "of one digit each.",
         ),
         Claim(
             "By passes over the data MinibatchSGD is similar to FedSVRG, and both are better than FedAvg",
@@ -193,7 +200,7 @@ class FedmboFednest(Experiment):
                    f"best accuracy in {until['communication']:.0f} rounds"]  # fmt: skip
         rows = [
             [name, mean(run["communication"][-1] / run["round"][-1] for run in results[name]),
-             *(mean(value_at(run, metric, until[axis], axis) for run in runs) for axis in AXES
+             *(at(runs, metric, until[axis], axis) for axis in AXES
                for metric in ("loss", "accuracy")),
              mean(best_until(run, until["communication"]) for run in runs)]
             for name, runs in found.items()
@@ -208,15 +215,13 @@ class FedmboFednest(Experiment):
             panels, ("loss", "loss", "accuracy"), ("communication", "passes", "communication")
         ):
             until = shared(list(found.values()), axis)
-            places = np.linspace(0, until, 300)
             for name, runs in found.items():
                 estimator, _, solver = name.partition(" + ")
-                values = [[value_at(run, metric, place, axis) for place in places] for run in runs]
                 style = {
                     "color": COLOURS[list(SOLVERS).index(solver)],
                     "linestyle": "-" if estimator == "PHE" else "--",
                 }
-                axes.plot(places, np.mean(values, axis=0), label=name, **style)
+                trace(axes, runs, metric, axis, label=name, **style)
             axes.set_xlabel(AXES[axis])
             axes.set_xlim(0, until)
             axes.set_ylabel("validation loss" if metric == "loss" else "accuracy on test images")

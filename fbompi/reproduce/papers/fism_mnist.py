@@ -10,7 +10,7 @@ import numpy as np
 
 from fbompi.plots.figure import line
 from fbompi.reproduce.experiment import Claim, Experiment, Keys, Results, Scale, ScaleName, Table, Verdict, judged
-from fbompi.reproduce.measures import along, end, known, mean, passage, ratio, value_at
+from fbompi.reproduce.measures import along, end, mean, passage, ratio, value_at
 from fbompi.reproduce.papers.fism import CLOCK, IRIG, METHODS, PAPER, iteration_seconds
 
 TRAIN = 11_000  # of Figure 3
@@ -101,9 +101,7 @@ def one_is_worse(results: Results) -> Verdict:
     found = curves(results)
     parts, gaps = [], {}
     for metric, sign in (("accuracy", -1), ("loss", 1)):
-        means = [
-            [float(np.mean(known(run, metric, "round")[1][1:])) for run in found[name]] for name in ("S = 1", IRIG)
-        ]
+        means = [[mean(run[metric][1:]) for run in found[name]] for name in ("S = 1", IRIG)]
         parts += [sign * (one - other) > 0 for one, other in zip(*means)]
         gaps[metric] = mean(means[0]), mean(means[1])
     return judged(
