@@ -183,16 +183,19 @@ class FedmboCases(Experiment):
     def draw(self, figure: Any, results: Results) -> None:
         figure.set_size_inches(figure.get_figwidth(), 4.8)
         grid = figure.subplots(2, 3, sharey=True)
-        titles = {"digits": "digits per client", "clients": "number of clients", "ratio": "sampling ratio"}
         for column, (panel, cases) in enumerate(panels(results).items()):
-            found = curves(results, panel)
+            found, (digits, clients, ratio) = curves(results, panel), cases[-1]
+            title = {"digits": f"digits per client ({clients} clients, {ratio} %)",
+                     "clients": f"number of clients ({digits} digits, {ratio} %)",
+                     "ratio": f"sampling ratio ({digits} digits, {clients} clients)"}[panel]  # fmt: skip
             for row, axis in enumerate(("passes", "communication")):
                 axes, until = grid[row, column], shared(list(found.values()), axis)
                 for index, case in enumerate(cases):
                     trace(axes, found[case], "accuracy", axis, label=words(panel, case), **line(index))
                 axes.set_xlabel(AXES[axis])
-                axes.set_xlim(0, until if row else 3 * until)
-            grid[0, column].set_title(titles[panel])
+                farthest = max(shared([runs], axis) for runs in found.values())
+                axes.set_xlim(0, until if row else min(3 * until, farthest))
+            grid[0, column].set_title(title)
             grid[1, column].legend(loc="lower right")
         for axes in grid[:, 0]:
             axes.set_ylabel("accuracy on test images")

@@ -167,9 +167,10 @@ class FismLocation(Experiment):
         Claim(
             "At m = 10,000 FISM with S = 8 stops at least 20 times sooner than IR-IG",
             twenty_times,
-            "two things are less than in the paper. Iterations fall less from one client to eight, by its draws or its "
-            "start. And a compiled sweep over 1,250 balls takes some fifty microseconds, of which being called takes "
-            "twenty that more clients do not share; in the authors' code, a thousand times slower, they do not show.",
+            "how many iterations eight clients save differs much from draw to draw and with n, and the bound above is "
+            "not always beyond 20. And a compiled sweep over 1,250 balls takes some fifty microseconds, of which being "
+            "called takes twenty that more clients do not share; in the authors' code, a thousand times slower, they "
+            "do not show.",
         ),
         Claim(
             "IR-IG/FISM is what Table I prints",
