@@ -148,8 +148,8 @@ class FedmboFednest(Experiment):
         seeds=(1, 2), data=("mnist",),
     )  # fmt: skip
     remarks = (
-        f"T = 5 as printed; {LOCAL} local steps of FedSVRG and FedAvg, chains of at most 4 factors and ℓ = 30 are "
-        f"ours. As its Remark 2 has it, MinibatchSGD draws larger batches, {LOCAL} times those of a local step, and a "
+        f"T = 5 as printed; {LOCAL} local steps of FedSVRG and FedAvg, chains of at most 4 factors and ℓ are ours. "
+        f"As its Remark 2 has it, MinibatchSGD draws larger batches, {LOCAL} times those of a local step, and a "
         "round costs it no more than FedAvg. IHGP is followed by FedNest's local steps on x, PHE by a step of the "
         "server.",
         "At the paper's sizes both steps are chosen for each pair by its loss over rounds. At the small scale all have "
