@@ -18,7 +18,7 @@ from fbompi.reproduce.documentation import document
 from fbompi.reproduce.execution import missing_data, perform
 from fbompi.reproduce.experiment import Claim, Experiment, Scale, Table, Tuned, Verdict, judged
 from fbompi.reproduce.output import page, write
-from fbompi.reproduce.papers import afbo
+from fbompi.reproduce.papers import afbo, afbo_afl, afbo_delays, afbo_stragglers
 
 
 class Fake(dict):
@@ -109,7 +109,7 @@ def test_an_experiment_runs_tunes_tells_and_goes_on(tmp_path: Path) -> None:
     assert "| FedMBO \\| all |" in (tmp_path / "table.md").read_text()
     assert {words for _, _, words in (go(), told)[1]} == {"complete already"}
 
-    made = document([tmp_path], tmp_path / "docs" / "r.md") if (tmp_path / "docs").mkdir() is None else 0
+    made = document([tmp_path], tmp_path / "docs" / "r.md")
     text = (tmp_path / "docs" / "r.md").read_text()
     assert made == 1 and "**Does not hold**: 0. It is not. Why, probably: it never was" in text
     assert "chosen at seed 0" in text.lower() and (tmp_path / "docs" / "r" / "toy-small.svg").exists()
@@ -163,6 +163,80 @@ def test_afbo_first() -> None:
     assert afbo.is_first(last).outcome == "does not hold"
     tie = race(AFBO=[2, 3, 4], ADBO=[2, 3, 4])
     assert afbo.is_first(tie).outcome == "does not hold"
+
+
+def paced(paces: dict[str, float]) -> dict[str, list[Fake]]:
+    """Runs whose accuracy goes from 0.1 to 0.9, so many times slower than one step a second."""
+    return {name: [Fake(time=pace * np.arange(9.0), accuracy=np.linspace(0.1, 0.9, 9))] for name, pace in paces.items()}
+
+
+def with_stragglers(**slower: float) -> dict[str, list[Fake]]:
+    """Methods of equal pace, and how many times slower each is with five stragglers."""
+    return paced({f"{name}{end}": times for name, pace in slower.items() for end, times in (("", 1), (FIVE, pace))})
+
+
+FIVE = ", 5 stragglers"
+
+
+def test_stragglers_hurt_only_those_who_wait() -> None:
+    def outcomes(**slower: float) -> tuple[str, str]:
+        results = with_stragglers(**slower)
+        return (
+            afbo_stragglers.synchronous_suffer(results).outcome,
+            afbo_stragglers.asynchronous_hardly_suffer(results).outcome,
+        )
+
+    assert outcomes(AFBO=1.1, ADBO=1.2, SDBO=5, FedNest=4) == ("holds", "holds")
+    assert outcomes(AFBO=2.1, ADBO=2.2, SDBO=5, FedNest=4) == ("holds", "holds in part")
+    assert outcomes(AFBO=4.1, ADBO=5.2, SDBO=5, FedNest=4) == ("holds", "does not hold")
+    assert outcomes(AFBO=1.1, ADBO=1.2, SDBO=1.3, FedNest=4) == ("holds in part", "holds")
+    assert outcomes(AFBO=1.4, ADBO=1.4, SDBO=1.3, FedNest=1.1) == ("does not hold", "holds in part")
+    results = with_stragglers(AFBO=1.1, ADBO=1.2, SDBO=5, FedNest=4)
+    assert afbo_stragglers.first_with_stragglers(results).outcome == "holds"
+    results = with_stragglers(AFBO=3, ADBO=1.2, SDBO=5, FedNest=4)
+    assert afbo_stragglers.first_with_stragglers(results).outcome == "does not hold"
+
+
+def delays(iid: Sequence[float], other: Sequence[float], covtype: Sequence[float]) -> dict[str, list[Fake]]:
+    """How many times slower AFBO, ADBO, SDBO and FedNest are with a heavy tail, on each task."""
+    paces = {}
+    for task, slower in zip(afbo_delays.TASKS, (iid, other, covtype)):
+        for name, times in zip(afbo.METHODS, slower):
+            paces[f"{name}, {task}, {afbo_delays.EQUAL}"] = 1.0
+            paces[f"{name}, {task}, {afbo_delays.HEAVY}"] = times
+    return paced(paces)
+
+
+def test_delays_leave_only_afbo_its_rate() -> None:
+    good = delays([1.1, 2.1, 4, 4], [1.3, 2.8, 6, 6], [1, 2.1, 3, 3])
+    judges = (
+        afbo_delays.afbo_is_best, afbo_delays.only_afbo_keeps_its_rate, afbo_delays.synchronous_lose_more,
+        afbo_delays.non_iid_hurts_more,
+    )  # fmt: skip
+    assert [judge(good).outcome for judge in judges] == ["holds"] * 4
+    bad = delays([4, 3, 2, 1], [4, 3, 2, 1], [4, 3, 2, 1])
+    assert [judge(bad).outcome for judge in judges] == ["does not hold"] * 4
+    some = delays([2.1, 2.5, 4, 4], [2.4, 2.6, 4, 4.5], [1, 2.1, 3, 3])
+    assert [judge(some).outcome for judge in judges] == ["holds", "holds in part", "holds", "holds in part"]
+    others_keep_too = delays([1.1, 1.2, 1.2, 1.2], [1.1, 1.2, 1.2, 1.2], [1.1, 1.2, 1.2, 1.2])
+    assert afbo_delays.only_afbo_keeps_its_rate(others_keep_too).outcome == "holds in part"
+
+
+def test_afl_is_behind_for_lack_of_a_distributed_hypergradient() -> None:
+    def outcomes(*ends: float) -> list[str]:
+        names = ("AFBO, IID", "AFL, IID", "AFBO, non-IID", "AFL, non-IID")
+        results = {
+            name: [Fake(time=np.array([0.0, 1.0]), accuracy=np.array([0.1, end]), upper=np.array([2.0, 1.0]))]
+            for name, end in zip(names, ends)
+        }
+        judges = (afbo_afl.afl_is_worse, afbo_afl.heterogeneity_is_the_reason, afbo_afl.little_degeneration)
+        return [judge(results).outcome for judge in judges]
+
+    assert outcomes(0.9, 0.89, 0.9, 0.88) == ["holds"] * 3
+    assert outcomes(0.84, 0.82, 0.84, 0.86) == ["holds in part", "does not hold", "holds"]
+    assert outcomes(0.8, 0.9, 0.7, 0.8) == ["does not hold"] * 3
+    assert outcomes(0.9, 0.88, 0.9, 0.84) == ["holds", "holds", "holds in part"]
+    assert outcomes(np.nan, np.nan, np.nan, np.nan) == ["does not hold"] * 3
 
 
 # The small scale

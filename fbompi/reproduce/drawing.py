@@ -35,14 +35,26 @@ def lines(axes: Any, results: Results, metric: str, against: str = "time", first
     whole_numbers(axes, against)
 
 
+def legend(figure: Any, axes: Any, results: Results) -> None:
+    """One legend above all panels, which says what lines and bands are."""
+    handles, labels = axes.get_legend_handles_labels()
+    seeds = min(len(runs) for runs in results.values())
+    title = f"mean over {seeds} seeds, and their range" if seeds > 1 else "one seed"
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 6), title=title)
+
+
 def bars(axes: Any, names: Sequence[str], series: dict[str, Sequence[float]], unit: str) -> None:
-    """Groups of bars: one group per name, one bar per series; what is not finite is left out and marked."""
+    """Groups of bars: one group per name, one bar per series, or one colour per name where there is one series.
+
+    What is not finite is left out and marked.
+    """
     width = 0.8 / len(series)
     for index, (title, values) in enumerate(series.items()):
         places = np.arange(len(names)) + (index - (len(series) - 1) / 2) * width
         heights = np.asarray(values, float)
         finite = np.isfinite(heights)
-        axes.bar(places[finite], heights[finite], width, color=line(index)["color"], label=plain(title))
+        colours = [line(i if len(series) == 1 else index)["color"] for i in np.flatnonzero(finite).tolist()]
+        axes.bar(places[finite], heights[finite], width, color=colours, label=plain(title))
         for place in places[~finite]:
             axes.text(place, 0, "never", rotation=90, ha="center", va="bottom", fontsize=6)
     axes.set_xticks(range(len(names)), [plain(name) for name in names])

@@ -38,11 +38,12 @@ def perform(experiment: Experiment, scale: ScaleName, directory: Path, ranks: in
     missing = missing_data(experiment, scale)
     cases = {name: _keys(experiment, scale, case, ranks) for name, case in experiment.cases(scale).items()}
     seeds, done = experiment.scale(scale).seeds, Execution(missing=missing)
+    like = {name: next((v.like for v in _tuned(keys).values() if v.like), name) for name, keys in cases.items()}
     pilots = {
         (name, choice): _planned(directory, name, keys, choice, experiment.pilot)
         for name, keys in cases.items()
         for choice in _choices(keys)
-        if choice
+        if choice and like[name] == name
     }
     total = len(pilots) + len(cases) * len(seeds)
 
@@ -67,7 +68,7 @@ def perform(experiment: Experiment, scale: ScaleName, directory: Path, ranks: in
         best = max(scores.items(), key=lambda pair: pair[1])[0]
         done.chosen[name] = dict(best)
     final = [
-        (name, _planned(directory, name, keys, tuple(done.chosen.get(name, {}).items()), seed))
+        (name, _planned(directory, name, keys, tuple(done.chosen.get(like[name], {}).items()), seed))
         for name, keys in cases.items()
         for seed in seeds
     ]
@@ -96,8 +97,12 @@ def _keys(experiment: Experiment, scale: ScaleName, case: Keys, ranks: int) -> d
 
 def _choices(keys: Mapping[str, Any]) -> list[tuple[tuple[str, Any], ...]]:
     """All combinations of values of tuned keys; one that is empty, where there are none."""
-    tuned = {key: value.values for key, value in keys.items() if isinstance(value, Tuned)}
-    return [tuple(zip(tuned, values)) for values in itertools.product(*tuned.values())]
+    tuned = _tuned(keys)
+    return [tuple(zip(tuned, values)) for values in itertools.product(*(value.values for value in tuned.values()))]
+
+
+def _tuned(keys: Mapping[str, Any]) -> dict[str, Tuned]:
+    return {key: value for key, value in keys.items() if isinstance(value, Tuned)}
 
 
 def _planned(directory: Path, case: str, keys: Mapping[str, Any], choice: tuple, seed: int) -> Planned:

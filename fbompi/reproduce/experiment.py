@@ -57,9 +57,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A key whose value is chosen for every case from the same few values, by `Experiment.score` at the pilot seed."""
+    """A key whose value is chosen for every case from the same few values, by `Experiment.score` at the pilot seed.
+
+    With `like`, the name of another case, it is the value that was chosen there.
+    """
 
     values: tuple[Any, ...]
+    like: str = ""
 
 
 @dataclass(frozen=True)
