@@ -15,7 +15,7 @@ from fbompi.errors import UserError
 from fbompi.registry import experiments
 from fbompi.reproduce import measures
 from fbompi.reproduce.documentation import document
-from fbompi.reproduce.execution import missing_data, perform
+from fbompi.reproduce.execution import Execution, missing_data, perform
 from fbompi.reproduce.experiment import Claim, Experiment, Scale, Table, Tuned, Verdict, judged
 from fbompi.reproduce.output import page, write
 from fbompi.reproduce.papers import afbo, afbo_afl, afbo_delays, afbo_stragglers
@@ -83,22 +83,19 @@ def test_measures_know_what_was_not_reached() -> None:
     assert measures.ratio(2.0, 1.0) == 2 and measures.ratio(np.inf, 1.0) == np.inf
 
 
-def test_an_experiment_runs_tunes_tells_and_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
-    told: list[tuple[int, int, str]] = []
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Execution:
+    """The toy experiment, run."""
+    return perform(Toy(), "small", tmp_path_factory.mktemp("runs"), 1, lambda n, of, o: None)
+
+
+def test_an_experiment_runs_tunes_tells_and_goes_on(done: Execution, tmp_path: Path) -> None:
     experiment = Toy()
-
-    def go() -> Any:
-        told.clear()
-        return perform(experiment, "small", tmp_path / "runs", 1, lambda n, of, o: told.append((n, of, o.words)))
-
-    done = go()
-    assert [number for number, _, _ in told] == [1, 2, 3, 4, 5, 6] and {of for _, of, _ in told} == {6}
     assert done.chosen == {"AFBO": {"algorithm.step_x": 0.01}, "FedMBO | all": {"algorithm.step_x": 0.01}}
     assert [run.seed for runs in done.results.values() for run in runs] == [1, 1]
     report = write(experiment, "small", 1, done, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
-        "runs", "table.md", "table.json", "figure.png", "figure.svg", "verdicts.json",
+        "table.md", "table.json", "figure.png", "figure.svg", "verdicts.json",
     }  # fmt: skip
     assert report == json.loads((tmp_path / "verdicts.json").read_text())
     assert [v["outcome"] for v in report["verdicts"]] == ["holds", "does not hold"]
@@ -107,14 +104,62 @@ def test_an_experiment_runs_tunes_tells_and_goes_on(tmp_path: Path) -> None:
         report
     )
     assert "| FedMBO \\| all |" in (tmp_path / "table.md").read_text()
-    assert {words for _, _, words in (go(), told)[1]} == {"complete already"}
+    told: list[tuple[int, int, str]] = []
+    again = perform(experiment, "small", done.runs[0].parent, 1, lambda n, of, o: told.append((n, of, o.words)))
+    assert told == [(number, 6, "complete already") for number in range(1, 7)] and again.chosen == done.chosen
 
     made = document([tmp_path], tmp_path / "docs" / "r.md")
     text = (tmp_path / "docs" / "r.md").read_text()
     assert made == 1 and "**Does not hold**: 0. It is not. Why, probably: it never was" in text
     assert "chosen at seed 0" in text.lower() and (tmp_path / "docs" / "r" / "toy-small.svg").exists()
     with pytest.raises(UserError, match=r"holds no verdicts\.json"):
-        document([tmp_path / "runs"], tmp_path / "r.md")
+        document([done.runs[0].parent], tmp_path / "r.md")
+
+
+class Wild(Toy):
+    """One of the steps that are offered is much too long."""
+
+    small = Scale({"algorithm.step_x": Tuned((1e9, 0.01))}, seeds=(1,))
+
+    def cases(self, scale: Any) -> dict[str, Any]:
+        like = {"algorithm.step_x": Tuned((1e9, 0.01), like="AFBO"), "clients.count": 3}
+        return {"AFBO": {"run.rounds": 8}, "three": like}
+
+
+def test_a_step_with_which_a_method_fails_is_not_chosen(tmp_path: Path) -> None:
+    told: list[str] = []
+    done = perform(Wild(), "small", tmp_path, 1, lambda n, of, o: told.append(o.words))
+    assert told[0].startswith("failed") and told[1:] == ["complete"] * 3  # "three" has no pilots of its own
+    assert done.chosen == {"AFBO": {"algorithm.step_x": 0.01}}
+    assert done.results["three"][0].config["algorithm"]["step_x"] == 0.01
+
+
+def test_where_every_step_fails_the_runs_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Wild, "small", Scale({"algorithm.step_x": Tuned((1e9,))}, seeds=(1,)))
+    done = perform(Wild(), "small", tmp_path, 1, lambda n, of, o: None)
+    assert not done.results and done.status == 1 and len(done.failed) == 1
+
+
+def test_names_are_completed() -> None:
+    from click.shell_completion import ShellComplete
+
+    from fbompi.cli import fbompi as program
+
+    offered = ShellComplete(program, {}, "fbompi", "_FBOMPI_COMPLETE").get_completions(["reproduce"], "a")
+    assert {item.value for item in offered} == {n for n in experiments() if n.startswith("a")} | {"all"}
+
+
+def test_the_order_on_ranks_is_compared_with_that_on_the_virtual_clock(done, tmp_path: Path) -> None:
+    for place, ranks, order in (("one", 1, "abc"), ("four", 4, "abc"), ("three", 3, "acb")):
+        (tmp_path / place).mkdir()
+        report = write(Toy(), "small", ranks, done, tmp_path / place) | {"order": list(order)}
+        (tmp_path / place / "verdicts.json").write_text(json.dumps(report))
+    document([tmp_path / "one", tmp_path / "four", tmp_path / "three"], tmp_path / "r.md")
+    page = (tmp_path / "r.md").read_text()
+    assert "a, b, c on 4 ranks with injected delays, a, b, c on the virtual clock: the order is **the same**" in page
+    assert (
+        "a, c, b on 3 ranks with injected delays, a, b, c on the virtual clock: the order is **not the same**" in page
+    )
 
 
 def test_a_set_that_is_missing_is_named(here) -> None:

@@ -12,6 +12,7 @@ from click.shell_completion import CompletionItem
 
 from fbompi.errors import UserError
 from fbompi.options import JSON
+from fbompi.status import MISTAKE, RESUMABLE
 
 EVERYTHING = "all"
 
@@ -88,11 +89,11 @@ def reproduce(
             if len(chosen) == 1:
                 raise
             click.echo(f"fbompi: {e.line}", err=True)  # the others can be had
-            status = status or 2
+            status = status or MISTAKE
             continue
         reports += [report] if report else []
         status = ended or status
-        if ended == 75:
+        if ended == RESUMABLE:
             break
     if as_json:
         click.echo(json.dumps(reports))

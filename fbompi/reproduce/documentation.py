@@ -36,8 +36,9 @@ def document(directories: Sequence[Path], out: Path) -> int:
             shutil.copyfile(place / "figure.svg", figures / f"{_label(report)}.svg")
     except OSError as e:
         raise UserError(f"{figures}: cannot be written: {e.strerror or e}") from None
-    sections = [_section(report, f"{figures.name}/{_label(report)}.svg") for report, _ in reports]
-    write_text(out, "\n".join([HEAD, *_overview([report for report, _ in reports]), "", *sections]))
+    every = [report for report, _ in reports]
+    sections = [_section(report, f"{figures.name}/{_label(report)}.svg", every) for report in every]
+    write_text(out, "\n".join([HEAD, *_overview(every), "", *sections]))
     return len(reports)
 
 
@@ -68,7 +69,21 @@ def _anchor(report: dict[str, Any]) -> str:
     return kept.replace(" ", "-")
 
 
-def _section(report: dict[str, Any], figure: str) -> str:
+def _confirmed(report: dict[str, Any], every: Sequence[dict[str, Any]]) -> str:
+    """Of a report on ranks, whether the order of its cases is that of the same experiment in one process."""
+    for other in every:
+        same = all(other[key] == report[key] for key in ("name", "scale", "data"))
+        if report["ranks"] > 1 and report["order"] and other["ranks"] == 1 and same:
+            words = "the same" if report["order"] == other["order"] else "not the same"
+            return (
+                f"From the best to the worst: {', '.join(report['order'])} on {report['ranks']} ranks with injected "
+                "delays, "
+                f"{', '.join(other['order'])} on the virtual clock: the order is **{words}**.\n"
+            )
+    return ""
+
+
+def _section(report: dict[str, Any], figure: str, every: Sequence[dict[str, Any]]) -> str:
     r = report
     lines = [
         f"## {_title(r)}",
@@ -81,7 +96,7 @@ def _section(report: dict[str, Any], figure: str) -> str:
     for v in r["verdicts"]:
         reason = f" Why, probably: {v['reason']}" if v["reason"] else ""
         lines += [f"- “{v['claim']}” **{v['outcome'].capitalize()}**: {v['measured']}. {v['sentence']}{reason}"]
-    lines += ["", markdown_of(r)]
+    lines += ["", markdown_of(r), *filter(None, [_confirmed(r, every)])]
     lines += [f"{line[0].upper()}{line[1:]}.\n" for line in tuning(r)]
     lines += [f"{remark}\n" for remark in r["remarks"]]
     if r["instead_of"]:

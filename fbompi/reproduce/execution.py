@@ -14,7 +14,7 @@ from fbompi.data.store import BUILT_IN, stored
 from fbompi.errors import UserError
 from fbompi.reproduce.experiment import Experiment, Keys, Results, ScaleName, Tuned
 from fbompi.runs import Run
-from fbompi.status import COMPLETE
+from fbompi.status import COMPLETE, LOSSES
 from fbompi.sweep.execution import Outcome, execute, exit_status
 from fbompi.sweep.plan import Planned, planned, word_of
 
@@ -73,7 +73,7 @@ def perform(experiment: Experiment, scale: ScaleName, directory: Path, ranks: in
         for seed in seeds
     ]
     run([planned for _, planned in final], len(pilots))
-    if done.status == COMPLETE:
+    if done.status in (COMPLETE, LOSSES):
         for name, one in final:
             done.results.setdefault(name, []).append(Run(one.path))
     return done

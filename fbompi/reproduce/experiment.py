@@ -139,5 +139,9 @@ class Experiment(ABC):
         """What Tuned keys are chosen for: the larger the better."""
         raise NotImplementedError(f"{self.name} has tuned keys and no score")
 
+    def order(self, results: Results) -> list[str]:
+        """Cases from the best to the worst, where a run on MPI is to confirm the order of one on a virtual clock."""
+        return []
+
     def scale(self, name: ScaleName) -> Scale:
         return self.small if name == "small" else self.full

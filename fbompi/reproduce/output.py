@@ -30,7 +30,8 @@ def write(experiment: Experiment, scale: ScaleName, ranks: int, done: Execution,
         "format": FORMAT, "name": experiment.name, "paper": experiment.paper, "figure": experiment.figure,
         "about": experiment.about, "scale": scale, "ranks": ranks,
         "command": f"fbompi reproduce {experiment.name}{_words(scale, ranks)}",
-        "verdicts": verdicts(experiment, done.results), "chosen": chosen, "pilot_seed": experiment.pilot,
+        "verdicts": verdicts(experiment, done.results), "order": experiment.order(done.results),
+        "chosen": chosen, "pilot_seed": experiment.pilot,
         "seeds": sorted({run.seed for run in runs}), "runs": len(done.runs),
         "computing_seconds": sum(float(run["client_seconds"][-1] + run["server_seconds"][-1]) for run in runs),
         "data": sorted({str(run.config["problem"].get("data", "drawn")) for run in runs}),
@@ -132,6 +133,7 @@ def page(report: dict[str, Any]) -> str:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]
         lines.append("  " + "  ".join(cells))
     lines += [f"  {note}" for note in t["notes"]]
+    lines += [f"  from the best to the worst: {', '.join(r['order'])}"] if r["order"] else []
     lines += [f"  {line}" for line in tuning(r)]
     for v in r["verdicts"]:
         lines += ["", f"{v['outcome'].upper()}: {v['claim']}", f"  {v['measured']}. {v['sentence']}"]

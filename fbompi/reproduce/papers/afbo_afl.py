@@ -108,6 +108,10 @@ class AfboAfl(Race):
         notes = ["AUC: how often a right label has more weight than a wrong one. The paper prints curves only."]
         return Table(columns, rows, notes)
 
+    def order(self, results: Results) -> list[str]:
+        found = accuracies(results)
+        return sorted(results, key=lambda name: -found[name])
+
     def draw(self, figure: Any, results: Results) -> None:
         both = figure.subplots(1, 2, sharey=True)
         titles = ("IID: samples dealt out at random", "non-IID: two digits per client")

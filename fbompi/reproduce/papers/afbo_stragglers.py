@@ -19,6 +19,7 @@ from fbompi.reproduce.papers.afbo import (
     SLIGHTLY,
     SYNCHRONOUS,
     Race,
+    clock,
     is_first,
     method,
     shared_levels,
@@ -118,9 +119,11 @@ class AfboStragglers(Race):
                 slower = slowdown(results[name], runs, marks)
                 rows.append([name, stragglers, *times, slower])
         columns = ["method", "stragglers", *(f"to {level:.3f} (s)" for level in marks), "times slower"]
-        return Table(
-            columns, rows, ["Seconds are of the virtual clock, means over seeds; the paper prints curves only."]
-        )
+        return Table(columns, rows, [clock(results)])
+
+    def order(self, results: Results) -> list[str]:
+        most = max(counts(results))
+        return super().order({name: results[case(name, most)] for name in METHODS})
 
     def draw(self, figure: Any, results: Results) -> None:
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
