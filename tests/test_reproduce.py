@@ -271,7 +271,7 @@ def test_afl_is_behind_for_lack_of_a_distributed_hypergradient() -> None:
     def outcomes(*ends: float) -> list[str]:
         names = ("AFBO, IID", "AFL, IID", "AFBO, non-IID", "AFL, non-IID")
         results = {
-            name: [Fake(time=np.array([0.0, 1.0]), accuracy=np.array([0.1, end]), upper=np.array([2.0, 1.0]))]
+            name: [Fake(time=np.arange(6.0), accuracy=np.array([0.1, *5 * [end]]), upper=np.ones(6))]
             for name, end in zip(names, ends)
         }
         judges = (afbo_afl.afl_is_worse, afbo_afl.heterogeneity_is_the_reason, afbo_afl.little_degeneration)

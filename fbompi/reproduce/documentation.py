@@ -16,7 +16,7 @@ This page is generated: `fbompi reproduce --docs docs/reproduction.md DIR...` ma
 has left in these directories. Verdicts are computed from the runs by the functions in `fbompi/reproduce/papers/`,
 never written by hand: a claim *holds*, *holds in part* or *does not hold*, with the figure that says so. `small` is
 what the tests run, in a minute or so; `paper` has the paper's sizes. Reasons, where a claim is not found here, are
-our guesses.
+our guesses. Where keys are tuned, every case is offered the same values, at a seed that is not among those shown.
 """
 
 

@@ -14,13 +14,13 @@ from fbompi.reproduce.experiment import Results
 from fbompi.reproduce.measures import end, value_at
 
 
-def lines(axes: Any, results: Results, metric: str, against: str = "time", first: int = 0) -> None:
-    """One line per case, the mean over its seeds, with their range; as far as all runs of all cases have got.
+def lines(axes: Any, results: Results, metric: str, against: str = "time", first: int = 0, common: bool = True) -> None:
+    """One line per case, the mean over its seeds, with their range; as far as all cases have got, or each (`common`).
 
     A row's value stands until the next row, and a mean is of what stands. Colours are counted from `first` on.
     """
     everything = [run for runs in results.values() for run in runs]
-    until = end(everything, against)
+    until = end(everything, against) if common else max(end(runs, against) for runs in results.values())
     factor, word = scale(unit(everything, against), until)
     places = np.linspace(0, until, 400)
     for index, (name, runs) in enumerate(results.items(), first):

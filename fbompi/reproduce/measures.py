@@ -30,6 +30,12 @@ def last(run: Columns, metric: str) -> float:
     return float(values[-1]) if len(values) else math.nan
 
 
+def settled(run: Columns, metric: str, rows: int = 5) -> float:
+    """The mean of the last few values."""
+    values = known(run, metric)[1]
+    return float(values[-rows:].mean()) if len(values) else math.nan
+
+
 def best(run: Columns, metric: str) -> float:
     """The largest value."""
     return float(max(known(run, metric)[1], default=math.nan))
