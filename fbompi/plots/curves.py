@@ -73,7 +73,12 @@ def stretch(axes: Any, runs: Sequence[Run], against: str, factor: float) -> None
         axes.set_xticks([first])
         return
     axes.set_xlim(first - 0.02 * (last - first), last + 0.02 * (last - first))
-    if against in ("round", "communication"):  # there are no half rounds
+    whole_numbers(axes, against)
+
+
+def whole_numbers(axes: Any, against: str) -> None:
+    """There are no half rounds."""
+    if against in ("round", "communication"):
         from matplotlib.ticker import MaxNLocator
 
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
