@@ -104,12 +104,14 @@ def one_is_worse(results: Results) -> Verdict:
         means = [[mean(run[metric][1:]) for run in found[name]] for name in ("S = 1", IRIG)]
         parts += [sign * (one - other) > 0 for one, other in zip(*means)]
         gaps[metric] = mean(means[0]), mean(means[1])
+    late = [mean(mean(run["loss"][len(run["loss"]) // 2 :]) for run in found[name]) for name in ("S = 1", IRIG)]
     return judged(
         parts,
         f"worse in {sum(parts)} of {len(parts)} comparisons (accuracy and loss, each seed, mean over iterations): "
         f"accuracy {gaps['accuracy'][0]:.5f} and {gaps['accuracy'][1]:.5f}, loss {gaps['loss'][0]:.4g} and "
         f"{gaps['loss'][1]:.4g}",
-        "The first of each pair is FISM with one client, the second IR-IG.",
+        f"The first of each pair is FISM with one client, the second IR-IG; in the second half of the iterations their "
+        f"losses are {late[0]:.3g} and {late[1]:.3g}.",
     )
 
 
