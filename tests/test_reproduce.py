@@ -293,7 +293,7 @@ def test_every_experiment_runs_at_its_small_scale(fbompi, real_data, tmp_path: P
     experiment = experiments()[name]()
     for data in experiment.small.data:
         real_data(data)
-    done = fbompi("reproduce", name, "--out", "it", timeout=400)
+    done = fbompi("reproduce", name, "--out", "it", timeout=900)
     assert done.status == 0, done
     report = json.loads((tmp_path / "it" / "verdicts.json").read_text())
     assert len(report["verdicts"]) == len(experiment.claims) and report["table"]["rows"]

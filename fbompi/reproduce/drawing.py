@@ -22,7 +22,7 @@ def lines(axes: Any, results: Results, metric: str, against: str = "time", first
     everything = [run for runs in results.values() for run in runs]
     until = end(everything, against) if common else max(end(runs, against) for runs in results.values())
     factor, word = scale(unit(everything, against), until)
-    places = np.linspace(0, until, 400)
+    places = np.linspace(0, until, 200)
     for index, (name, runs) in enumerate(results.items(), first):
         values = np.array([[value_at(run, metric, place, against) for place in places] for run in runs])
         axes.plot(places / factor, values.mean(axis=0), **line(index), label=plain(name))

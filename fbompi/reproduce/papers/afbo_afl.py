@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fbompi.reproduce.drawing import legend, lines
-from fbompi.reproduce.experiment import Claim, Keys, Results, Scale, ScaleName, Table, Verdict, judged
+from fbompi.reproduce.experiment import Claim, Keys, Results, Scale, ScaleName, Table, Tuned, Verdict, judged
 from fbompi.reproduce.measures import best, last, mean, settled
 from fbompi.reproduce.papers.afbo import (
     BOUND,
     CLEANING_FULL,
     CLEANING_SMALL,
+    DIGITS,
     NON_IID,
     REMARKS,
     Race,
@@ -67,7 +68,7 @@ class AfboAfl(Race):
     name = "afbo-afl"
     figure = "Figures 7 and 8"
     about = "Hyper-cleaning of MNIST by AFBO and by AFL, which averages local hypergradients: accuracy against time."
-    small = Scale(CLEANING_SMALL.keys, (1,), CLEANING_SMALL.data, CLEANING_SMALL.instead)
+    small = Scale({**CLEANING_SMALL.keys, "algorithm.step_x": Tuned(("auto", 3000.0))}, (1,), ("mnist",), DIGITS)
     full = CLEANING_FULL
     remarks = (*REMARKS, "How AFL trains y is not told; here every answer has a gradient and a local hypergradient.")
     claims = (
@@ -88,7 +89,7 @@ class AfboAfl(Race):
     )
 
     def cases(self, scale: ScaleName) -> Mapping[str, Keys]:
-        rounds = {"AFBO": 50, "AFL": 350} if scale == "small" else {"AFBO": 200, "AFL": 4000}
+        rounds = {"AFBO": 50, "AFL": 250} if scale == "small" else {"AFBO": 200, "AFL": 4000}
         found: dict[str, Keys] = {}
         for part in PARTITIONS:
             for name, number in rounds.items():
