@@ -194,7 +194,7 @@ class AfboDelays(Race):
             above.set_title(f"{task}, heavy-tailed delays")
             above.set_ylabel("accuracy on test data" if not column else "")
             slower = slowdowns(results, task)
-            word = "times slower than\nwith equal delays" if not column else ""
-            bars(below, METHODS, {task: [slower[name] for name in METHODS]}, word)
+            bars(below, METHODS, {task: [slower[name] for name in METHODS]}, "")
+            below.set_ylabel("times slower than\nwith equal delays" if not column else "")
             below.axhline(1.0, color=GREY, linewidth=0.8)
         legend(figure, grid[0][0], results)
