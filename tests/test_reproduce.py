@@ -26,11 +26,12 @@ class Fake(dict):
 
 
 def race(**times: Sequence[float]) -> dict[str, list[Fake]]:
-    """Runs that have accuracies 0.1, 0.5, 0.7 and 0.8 at time 0 and at these times."""
-    return {
-        name: [Fake(time=np.array([0.0, *passed]), accuracy=np.array([0.1, 0.5, 0.7, 0.8][: len(passed) + 1]))]
-        for name, passed in times.items()
-    }
+    """Runs of 12 seconds that have accuracies 0.1, 0.5, 0.7 and 0.8 at time 0 and at these times."""
+    results = {}
+    for name, passed in times.items():
+        accuracy = [0.1, 0.5, 0.7, 0.8][: len(passed) + 1]
+        results[name] = [Fake(time=np.array([0.0, *passed, 12.0]), accuracy=np.array([*accuracy, accuracy[-1]]))]
+    return results
 
 
 class Toy(Experiment):
@@ -206,6 +207,10 @@ def test_afbo_first() -> None:
     assert afbo.is_first(late).outcome in ("holds in part", "does not hold")
     last = race(AFBO=[9, 10, 11], ADBO=[2, 3, 4], SDBO=[4, 5, 6], FedNest=[4, 5, 6])
     assert afbo.is_first(last).outcome == "does not hold"
+    overtaken = race(AFBO=[1, 2, 9], ADBO=[3, 4, 5])  # at the very top
+    assert afbo.is_first(overtaken).outcome == "holds in part" and "ADBO" in afbo.is_first(overtaken).measured
+    shorter = {**race(AFBO=[1, 2]), "ADBO": [Fake(time=np.array([0, 9, 99.0]), accuracy=np.array([0.1, 0.5, 0.9]))]}
+    assert afbo.is_first(shorter).outcome == "holds"  # what ADBO gets in 99 s is no match for what AFBO had 12 s for
     tie = race(AFBO=[2, 3, 4], ADBO=[2, 3, 4])
     assert afbo.is_first(tie).outcome == "does not hold"
 

@@ -36,9 +36,10 @@ def settled(run: Columns, metric: str, rows: int = 5) -> float:
     return float(values[-rows:].mean()) if len(values) else math.nan
 
 
-def best(run: Columns, metric: str) -> float:
-    """The largest value."""
-    return float(max(known(run, metric)[1], default=math.nan))
+def best(run: Columns, metric: str, until: float = math.inf, axis: str = "time") -> float:
+    """The largest value, up to a place on an axis."""
+    places, values = known(run, metric, axis)
+    return float(max(values[places <= until], default=math.nan))
 
 
 def passage(run: Columns, metric: str, level: float, axis: str = "time", rising: bool = True) -> float:
@@ -83,8 +84,12 @@ def ratio(one: float, other: float) -> float:
     return math.inf if other == 0 else one / other
 
 
-def levels(runs: Sequence[Columns], metric: str, count: int = 10, begin: float = 0.5) -> list[float]:
-    """Levels between where runs start and the best that any of them reaches, from the share `begin` of that way on."""
-    start = mean(known(run, metric)[1][0] for run in runs)
-    top = max(best(run, metric) for run in runs)
-    return [start + share * (top - start) for share in np.linspace(begin, 1.0, count, endpoint=False)]
+def levels(cases: Mapping[str, Sequence[Columns]], metric: str, count: int = 11, begin: float = 0.5) -> list[float]:
+    """Levels from the share `begin` of the way to the highest that some case reaches with all its seeds, itself one.
+
+    Only what is reached in the time that all runs have counts: who was run for longer may get further.
+    """
+    start = mean(known(run, metric)[1][0] for runs in cases.values() for run in runs)
+    until = end(run for runs in cases.values() for run in runs)
+    top = max(min(best(run, metric, until) for run in runs) for runs in cases.values())
+    return [start + share * (top - start) for share in np.linspace(begin, 1.0, count)]

@@ -146,23 +146,28 @@ def slowdown(before: Sequence[Any], after: Sequence[Any], marks: Sequence[float]
 
 
 def is_first(results: Results, who: str = "AFBO") -> Verdict:
-    """Whether a method reaches every level of accuracy before all others, from half of the way on."""
-    everything = [run for runs in results.values() for run in runs]
-    marks = levels(everything, "accuracy")
-    times = {
-        name: [mean(passage(run, "accuracy", level) for run in runs) for level in marks]
-        for name, runs in results.items()
-    }
+    """Whether a method reaches every level of accuracy before all others, from half of the way on.
+
+    In the time that all runs have: what comes later counts as never, and the highest level is the best of that time.
+    """
+    marks, until = levels(results, "accuracy"), common_end(results)
+    times: dict[str, list[float]] = {}
+    for name, runs in results.items():
+        passed = [[passage(run, "accuracy", level) for run in runs] for level in marks]
+        times[name] = [mean(seconds) if max(seconds) <= until else math.inf for seconds in passed]
     others = [min(times[name][i] for name in results if name != who) for i in range(len(marks))]
     first = [own < other for own, other in zip(times[who], others)]
     leads = [ratio(other, own) for own, other in zip(times[who], others) if math.isfinite(own)]
     finite = [lead for lead in leads if math.isfinite(lead)]
     alone = sum(math.isinf(lead) for lead in leads)
     lead = f"{min(finite):.2g} to {max(finite):.2g} times sooner than the next" if finite else "no level is shared"
+    leaders = [min(times, key=lambda name: times[name][i]) for i in range(len(marks)) if not first[i]]
     measured = (
-        f"first at {sum(first)} of {len(marks)} levels of accuracy from {marks[0]:.3f} to {marks[-1]:.3f}; {lead}"
+        f"first at {sum(first)} of {len(marks)} levels of accuracy from {marks[0]:.3f} to {marks[-1]:.3f}"
+        + (f" (at the others {', '.join(sorted(set(leaders)))})" if leaders else "")
+        + f"; {lead}"
     )
     sentence = f"{who} gets to the lowest of them in {times[who][0]:.3g} s, the next method in {others[0]:.3g} s" + (
-        f"; at {alone} levels nobody else arrives in the time that was run." if alone else "."
+        f"; at {alone} of them nobody else arrives in the time that all have." if alone else "."
     )
     return judged(first, measured, sentence)
