@@ -40,6 +40,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What spends its time waiting goes first, so that there are other tests meanwhile."""
+    items.sort(key=lambda item: item.get_closest_marker("early") is None)
+
+
 class Result:
     """A finished command."""
 

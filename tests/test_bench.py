@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
@@ -61,15 +59,6 @@ def test_contestants_take_turns_and_ratios_are_medians() -> None:
     assert "".join(calls).endswith("aabbaabbaabb")  # once to warm up, once timed
     case = timing.Case("", "", 1, {"a": [2.0, 4.0, 9.0], "b": [1.0, 1.0, 1.0]})
     assert case.ratio("a", to="b") == (4.0, 3.0, 6.5) and case.best("a") == 2.0
-
-
-@pytest.mark.slow
-def test_figures_come_as_json_too(fbompi) -> None:
-    result = fbompi("bench", "kernels", "--threads", 1, "--repeats", 2, "--json", timeout=600)
-    assert result.status == 0, result
-    cases = json.loads(result.out)
-    assert {"hessian product", "logistic sweep", "location sweep"} <= {case["kernel"] for case in cases}
-    assert all(OURS in case["seconds"] and case["threads"] == 1 for case in cases)
 
 
 def test_more_threads_than_cores_are_refused(here) -> None:

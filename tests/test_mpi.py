@@ -81,6 +81,7 @@ def test_more_ranks_than_clients_is_no_harm(run_file) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_bench_link_gives_a_ratio(fbompi) -> None:
     result = fbompi("bench", "link", "-n", 3, "--updates", 2000, "--json")
     assert result.status == 0, result

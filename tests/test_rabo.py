@@ -310,8 +310,7 @@ def test_a_quarter_of_the_model_is_at_most_three_tenths_of_the_bytes_and_of_the_
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.parametrize("algorithm", ["rabo", "rafbo"])
-@pytest.mark.parametrize("problem", ["hyperrep", "regcoef"])
+@pytest.mark.parametrize(("problem", "algorithm"), [("hyperrep", "rabo"), ("regcoef", "rafbo")])
 def test_a_quarter_of_the_model_is_less_time_too(problem: str, algorithm: str, real_data) -> None:
     keys: dict[str, Any] = {"data": real_data("mnist"), "train": 6000, "validation": 1500, "test": 300}
     if problem == "hyperrep":

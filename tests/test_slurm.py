@@ -16,7 +16,7 @@ import pytest
 from conftest import PYTHONS, ROOT, Result, command, needs_mpi, options, trajectory
 from slurm import Slurm, running
 
-pytestmark = [needs_mpi, pytest.mark.slow]
+pytestmark = [needs_mpi, pytest.mark.slow, pytest.mark.early]
 SCRIPTS = sorted((path.name for path in (ROOT / "jobs").glob("*.slurm")), key=lambda name: "-compare" in name)
 SYNCHRONOUS = options(run_algorithm="fedmbo", run_problem="quadratic", clients_count=4)
 
@@ -70,7 +70,7 @@ def test_mpirun_and_srun_give_the_same_bits_as_one_process(slurm, job, tmp_path,
 
 def test_jobs_whose_time_is_up_again_and_again_end_with_the_same_bits(slurm, job, tmp_path) -> None:
     """Slurm sends the signal when a quarter of the minute is over, give or take ten seconds."""
-    keys = [*SYNCHRONOUS, *options(run_rounds=100, delays_model="none")]
+    keys = [*SYNCHRONOUS, *options(run_rounds=160, delays_model="none")]
     slow = options(delays_compute=1.0, delays_inject=0.02)  # a round is a dozen exchanges of 0.02 s
     submitted = {
         name: job(*keys, *slow, "--ntasks", 2, "--time", 1, "--before", 45, "--launcher", launcher,
@@ -90,7 +90,7 @@ def test_jobs_whose_time_is_up_again_and_again_end_with_the_same_bits(slurm, job
 
 
 def test_a_cancelled_job_is_not_queued_again_and_can_go_on(slurm, job, tmp_path) -> None:
-    keys = [*SYNCHRONOUS, *options(run_rounds=1000, delays_model="none", delays_compute=1.0, delays_inject=0.01)]
+    keys = [*SYNCHRONOUS, *options(run_rounds=1600, delays_model="none", delays_compute=1.0, delays_inject=0.01)]
     asked = [*keys, "--ntasks", 2, "--time", 5, "--script", "long.slurm"]
     number = job(*asked)["jobs"][0]
     slurm.wait("the run file", (tmp_path / "long.h5").exists)

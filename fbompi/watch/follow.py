@@ -10,7 +10,7 @@ from fbompi.errors import UserError
 from fbompi.watch.look import DOUBT, Look, Watched
 from fbompi.watch.screen import Plain
 
-SHARE = 0.02  # of the time that looking may take: a file that is being written is copied for a look
+SHARE = 0.01  # of the time that looking may take: a file that is being written is copied for a look
 AWAITING = 0.25  # seconds between two looks for a file that is not there yet
 
 
