@@ -11,20 +11,21 @@ from fbompi.axes import label, scale, unit
 from fbompi.plots.curves import whole_numbers
 from fbompi.plots.figure import line, plain
 from fbompi.reproduce.experiment import Results
-from fbompi.reproduce.measures import end, value_at
+from fbompi.reproduce.measures import end, known, value_at
 
 
 def lines(axes: Any, results: Results, metric: str, against: str = "time", first: int = 0, common: bool = True) -> None:
     """One line per case, the mean over its seeds, with their range; as far as all cases have got, or each (`common`).
 
-    A row's value stands until the next row, and a mean is of what stands. Colours are counted from `first` on.
+    On a clock a row's value stands until the next row, and a mean is of what stands; by rounds, of which not all have
+    a row, lines are straight between rows. Colours are counted from `first` on.
     """
     everything = [run for runs in results.values() for run in runs]
     until = end(everything, against) if common else max(end(runs, against) for runs in results.values())
     factor, word = scale(unit(everything, against), until)
     places = np.linspace(0, until, 200)
     for index, (name, runs) in enumerate(results.items(), first):
-        values = np.array([[value_at(run, metric, place, against) for place in places] for run in runs])
+        values = np.array([_course(run, metric, places, against) for run in runs])
         axes.plot(places / factor, values.mean(axis=0), **line(index), label=plain(name))
         if len(runs) > 1:
             low, high = values.min(axis=0), values.max(axis=0)
@@ -33,6 +34,13 @@ def lines(axes: Any, results: Results, metric: str, against: str = "time", first
     axes.set_xlabel(label(against, word))
     axes.set_ylabel(plain(metric))
     whole_numbers(axes, against)
+
+
+def _course(run: Any, metric: str, places: np.ndarray, against: str) -> np.ndarray:
+    """A metric at places on an axis; NaN beyond the end of the run."""
+    if against in ("round", "communication"):
+        return np.interp(places, *known(run, metric, against), right=np.nan)
+    return np.array([value_at(run, metric, place, against) for place in places])
 
 
 def legend(figure: Any, axes: Any, results: Results) -> None:
