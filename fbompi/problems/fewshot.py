@@ -29,7 +29,7 @@ from fbompi.data.store import open_set
 from fbompi.errors import UserError
 from fbompi.kernels.mlp import MLP, Point
 from fbompi.messages import Array
-from fbompi.problems.network import random_layer
+from fbompi.problems.network import random_layer, whole_units
 from fbompi.randomness import stream
 
 ADAPTING_STEPS = 100  # of gradient descent on a new task's head
@@ -161,10 +161,8 @@ class FewShot:
 
     def submodel(self, shard: Shard, held_x: Array, held_y: Array) -> Shard | None:
         """Of whole units; None of anything else."""
-        of_x, of_y = self.units()
-        units = np.unique(of_x[held_x])
-        whole_x, whole_y = np.isin(of_x, units), np.isin(of_y, [*units, -1])
-        if not (np.array_equal(np.flatnonzero(whole_x), held_x) and np.array_equal(np.flatnonzero(whole_y), held_y)):
+        units = whole_units(self.units(), held_x, held_y)
+        if units is None:
             return None
         size = self.ways * (len(units) + 1)
         starts = [head.start // self.head_size * size for head in shard.heads]

@@ -17,7 +17,7 @@ from fbompi.config import Above, AtLeast
 from fbompi.data.samples import Samples, ScalingKey, TrainKey
 from fbompi.kernels.mlp import MLP
 from fbompi.messages import Array
-from fbompi.problems.network import random_layer
+from fbompi.problems.network import random_layer, whole_units
 from fbompi.randomness import stream
 
 
@@ -67,10 +67,8 @@ class HyperRepresentation(Samples):
 
     def submodel(self, shard: Shard, held_x: Array, held_y: Array) -> Shard | None:
         """Of whole hidden units; None of anything else."""
-        of_x, of_y = self.units()
-        units = np.unique(of_x[held_x])
-        whole_x, whole_y = np.isin(of_x, units), np.isin(of_y, [*units, -1])
-        if not (np.array_equal(np.flatnonzero(whole_x), held_x) and np.array_equal(np.flatnonzero(whole_y), held_y)):
+        units = whole_units(self.units(), held_x, held_y)
+        if units is None:
             return None
         return Shard(shard.train.held(units)[0], shard.validation.held(units)[0], shard.test)
 

@@ -74,3 +74,11 @@ class Network:
 def random_layer(outputs: int, inputs: int, rng: np.random.Generator) -> Array:
     """Weights and biases, flat, uniform within ±1/√inputs: activations are of the size of the inputs."""
     return rng.uniform(-1, 1, outputs * (inputs + 1)) / np.sqrt(inputs)
+
+
+def whole_units(units: tuple[Array, Array], held_x: Array, held_y: Array) -> Array | None:
+    """Which units a submodel with these coordinates has; None, if it has some in part, or not what belongs to all."""
+    of_x, of_y = units
+    held = np.unique(of_x[held_x])
+    whole = np.flatnonzero(np.isin(of_x, held)), np.flatnonzero(np.isin(of_y, [*held, -1]))
+    return held if np.array_equal(whole[0], held_x) and np.array_equal(whole[1], held_y) else None
