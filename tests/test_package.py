@@ -88,6 +88,7 @@ def test_the_commands_of_the_readme_run(fbompi, here, real_data, line: str) -> N
         downloads = ROOT.parent / "shared" / "data" / real_data("mnist")
         words = [str(downloads) if word == "~/downloads" else word for word in words]
     words += ["--repeats", "2"] if "kernels" in words and "bench" in words else []
+    words += ["--balls", "1000"] if "location" in words and "bench" in words else []
     words += ["-o", "run.rounds=2"] if words[0] == "run" and "--help" not in words else []
     apart = "-n" in words or words[0] in ("sweep", "bench", "doctor")  # they start other processes
     words = [str(ROOT / w) if w.startswith("jobs/") else w for w in words]
