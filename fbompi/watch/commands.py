@@ -13,7 +13,7 @@ from fbompi.options import JSON
 
 @click.command()
 @click.argument("run_file", type=click.Path(), metavar="RUN.h5")
-@click.option("--every", default=2.0, show_default=True, type=click.FloatRange(0.05, 86400.0), metavar="SECONDS",
+@click.option("--every", default=1.0, show_default=True, type=click.FloatRange(0.05, 86400.0), metavar="SECONDS",
               help="Look so often; more seldom where looking would take more than 1 % of the time.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Look once.")
 @JSON

@@ -22,6 +22,7 @@ def follow(path: Path, every: float, once: bool, screen: Plain) -> int:
     while True:
         begin = time.perf_counter()
         look = watched.look()
+        interval = max(every, (time.perf_counter() - begin) / SHARE)
         if look is not None and not (once and look.doubtful and not look.over):
             screen.show(look)
             if look.over or once:
@@ -29,7 +30,6 @@ def follow(path: Path, every: float, once: bool, screen: Plain) -> int:
                 if look.status in ("killed", "interrupted"):
                     print(f"fbompi: {path}: {look.status}; fbompi resume {path} goes on", file=sys.stderr)
                 return look.exit_status
-        interval = max(every, (time.perf_counter() - begin) / SHARE)
         screen.wait(max(DOUBT, interval) if once or _doubtful(look) else interval)
 
 
