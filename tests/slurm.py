@@ -60,7 +60,6 @@ class Slurm:
     def __init__(self, place: Path) -> None:
         self.place = place
         self.environment = {**os.environ, "SLURM_CONF": str(place / "slurm.conf")}
-        self._held: dict[str, float] = {}  # jobs that were queued again, and since when
 
     def start(self) -> None:
         host = socket.gethostname().partition(".")[0]
@@ -101,15 +100,15 @@ class Slurm:
         return next(word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}="))
 
     def ended(self, jobs: Sequence[str], seconds: float = 120) -> list[str]:
-        """The states of jobs that have ended. Slurm lets any job that is queued again wait for two minutes; after some
+        """The states of jobs that have ended. Slurm lets a job that is queued again wait for two minutes; after some
         seconds, in which the processes of its last start end, that is cut short."""
+        since: dict[str, float] = {}
 
         def over() -> bool:
-            queued = [line.split() for line in self.ask("squeue", "-h", "-t", "PENDING", "-o", "%i %r").splitlines()]
-            held = {job for job, reason in queued if reason == "BeginTime"}
-            self._held = {job: since for job, since in self._held.items() if job in held}
-            for job in held:
-                if time.monotonic() - self._held.setdefault(job, time.monotonic()) > 4:
+            for job in jobs:
+                if self.ask("squeue", "-h", "-j", job, "-t", "PENDING", "-o", "%r") != "BeginTime":
+                    since.pop(job, None)
+                elif time.monotonic() - since.setdefault(job, time.monotonic()) > 4:
                     self.ask("scontrol", "update", f"jobid={job}", "StartTime=now")
             return not any(self.ask("squeue", "-h", "-j", job, "-o", "%T") for job in jobs)
 

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import h5py
@@ -28,33 +27,17 @@ def slurm() -> Iterator[Slurm]:
         yield started
 
 
-def submit(slurm: Slurm, place: Path, *arguments: object, python: str = PYTHONS["default"]) -> dict:
-    """``fbompi job --submit``; what it says."""
-    result = command("job", *arguments, "--submit", "--json", cwd=place, python=python,
-                     SLURM_CONF=slurm.environment["SLURM_CONF"])  # fmt: skip
-    assert result.status == 0, result
-    return json.loads(result.out)
-
-
 @pytest.fixture
 def job(slurm: Slurm, tmp_path: Path) -> Callable[..., dict]:
-    return partial(submit, slurm, tmp_path)
+    """``fbompi job --submit``; what it says."""
 
+    def submit(*arguments: object, python: str = PYTHONS["default"]) -> dict:
+        result = command("job", *arguments, "--submit", "--json", cwd=tmp_path, python=python,
+                         SLURM_CONF=slurm.environment["SLURM_CONF"])  # fmt: skip
+        assert result.status == 0, result
+        return json.loads(result.out)
 
-LONG = [*SYNCHRONOUS, *options(run_rounds=160, delays_model="none")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def out_of_time(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """Two jobs that run out of time while other tests go on. Slurm sends the signal twice a minute at most."""
-    place = tmp_path_factory.mktemp("out-of-time")
-    slow = options(delays_compute=1.0, delays_inject=0.02)  # a round is a dozen exchanges of 0.02 s
-    jobs = {
-        name: submit(slurm, place, *LONG, *slow, "--ntasks", 2, "--time", 1, "--before", 45, "--launcher", launcher,
-                     "--script", f"{name}.slurm", python=PYTHONS.get(name, PYTHONS["default"]))["jobs"][0]
-        for name, launcher in (("default", "mpirun"), ("mpich", "srun"))
-    }  # fmt: skip
-    return place, jobs
+    return submit
 
 
 def logs(place: Path) -> str:
@@ -82,6 +65,27 @@ def test_mpirun_and_srun_give_the_same_bits_as_one_process(slurm, job, tmp_path,
     for name in ("mpirun", "srun"):
         with h5py.File(tmp_path / f"{name}.h5", "r") as file:
             assert file.attrs["status"] == "complete" and file.attrs["ranks"] == 3
+        assert np.array_equal(trajectory(tmp_path / f"{name}.h5", "x"), expected)
+
+
+def test_jobs_whose_time_is_up_again_and_again_end_with_the_same_bits(slurm, job, tmp_path) -> None:
+    """Slurm sends the signal when a quarter of the minute is over, give or take ten seconds."""
+    keys = [*SYNCHRONOUS, *options(run_rounds=160, delays_model="none")]
+    slow = options(delays_compute=1.0, delays_inject=0.02)  # a round is a dozen exchanges of 0.02 s
+    submitted = {
+        name: job(*keys, *slow, "--ntasks", 2, "--time", 1, "--before", 45, "--launcher", launcher,
+                  "--script", f"{name}.slurm", python=PYTHONS.get(name, PYTHONS["default"]))["jobs"][0]
+        for name, launcher in (("default", "mpirun"), ("mpich", "srun"))
+    }  # fmt: skip
+    assert slurm.ended(list(submitted.values()), 240) == ["COMPLETED"] * 2, logs(tmp_path)
+    expected = trajectory(here(tmp_path, *keys), "x")
+    for name, number in submitted.items():
+        restarts = int(slurm.figure(number, "Restarts"))
+        log = (tmp_path / f"{name}-{number}.log").read_text()
+        interrupted = log.count("fbompi: interrupted after round")  # not where the signal came before the first round
+        assert restarts >= interrupted >= 2 and log.count("time is up, back into the queue") == restarts, log
+        with h5py.File(tmp_path / f"{name}.h5", "r") as file:
+            assert len(file["starts"]) == interrupted + 1
         assert np.array_equal(trajectory(tmp_path / f"{name}.h5", "x"), expected)
 
 
@@ -146,17 +150,3 @@ def test_every_shipped_script_runs_as_it_is(slurm, tmp_path) -> None:
         assert done.returncode == 0, done.stderr
         numbers[name] = done.stdout.strip()
     assert slurm.ended(list(numbers.values()), 240) == ["COMPLETED"] * len(numbers), logs(tmp_path)
-
-
-def test_jobs_whose_time_is_up_again_and_again_end_with_the_same_bits(slurm, out_of_time, tmp_path) -> None:
-    place, jobs = out_of_time
-    assert slurm.ended(list(jobs.values()), 240) == ["COMPLETED"] * 2, logs(place)
-    expected = trajectory(here(tmp_path, *LONG), "x")
-    for name, number in jobs.items():
-        restarts = int(slurm.figure(number, "Restarts"))
-        log = (place / f"{name}-{number}.log").read_text()
-        assert restarts >= 2 and log.count("time is up, back into the queue") == restarts, log
-        assert log.count("fbompi: interrupted after round") == restarts, log
-        with h5py.File(place / f"{name}.h5", "r") as file:
-            assert len(file["starts"]) == restarts + 1
-        assert np.array_equal(trajectory(place / f"{name}.h5", "x"), expected)

@@ -200,7 +200,7 @@ def test_a_run_of_four_ranks_does_not_feel_that_it_is_watched(tmp_path: Path, ca
     with capsys.disabled():
         print(f"\na round takes {np.exp(mean):.4f} ± {error:.4f} times as long while it is watched (standard error, "
               f"{turns} turns, {np.exp(speed.mean()):.0f} rounds/s); it takes {share:.2%} of a core")  # fmt: skip
-    assert mean - 3 * error < np.log(1.02) and share < 0.02
+    assert mean - 3 * error < np.log(1.02) and share < 0.04  # a look in every turn
 
 
 def on_cpu(process: int) -> float:
