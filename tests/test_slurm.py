@@ -75,9 +75,9 @@ def test_jobs_whose_time_is_up_again_and_again_end_with_the_same_bits(slurm, job
     submitted = {
         name: job(*keys, *slow, "--ntasks", 2, "--time", 1, "--before", 45, "--launcher", launcher,
                   "--script", f"{name}.slurm", python=PYTHONS.get(name, PYTHONS["default"]))["jobs"][0]
-        for name, launcher in (("default", "mpirun"), ("mpich", "srun"))
+        for name, launcher in (("default", "mpirun"),)
     }  # fmt: skip
-    assert slurm.ended(list(submitted.values()), 240) == ["COMPLETED"] * 2, logs(tmp_path)
+    assert slurm.ended(list(submitted.values()), 240) == ["COMPLETED"], logs(tmp_path)
     expected = trajectory(here(tmp_path, *keys), "x")
     for name, number in submitted.items():
         restarts = int(slurm.figure(number, "Restarts"))
