@@ -66,8 +66,10 @@ def flags(launcher: Launcher, ranks: int) -> list[str]:
         if os.geteuid() == 0:
             words.append("--allow-run-as-root")
         # Open MPI counts physical cores, or Slurm's tasks; and two small jobs would bind to the same cores.
-        words += [*([] if "--map-by" in added else ["--oversubscribe"])]
-        words += [*([] if "--bind-to" in added else ["--bind-to", "none"])]
+        if "--map-by" not in added:
+            words.append("--oversubscribe")
+        if "--bind-to" not in added:
+            words += ["--bind-to", "none"]
         if _tolerates_faults(launcher):
             words += ["--with-ft", "ulfm"]
         if ranks > cores():  # waiting ranks must not take the cores from the working ones

@@ -77,13 +77,18 @@ def resumed_config(path: Path, options: Sequence[str], ranks: int) -> Config:
 
 def _refuse_done(path: Path, config: Config) -> None:
     """Refuse to go on where there is nothing left to do."""
-    with reading(path) as file:
-        rounds, status = file["trajectory/round"], file.attrs["status"]
-        done = int(rounds[-1]) if len(rounds) else 0
+    status, done = _standing(path)
     if config.run.rounds < done:
         raise UserError(f"run.rounds = {config.run.rounds}: {path} has rounds up to {done} already")
     if status == "complete" and config.run.rounds == done:
         raise UserError(f"{path}: is complete after {done} rounds; to prolong it: -o run.rounds={2 * done}")
+
+
+def _standing(path: Path) -> tuple[str, int]:
+    """The status of a run, and the last round that it has recorded."""
+    with reading(path) as file:
+        rounds = file["trajectory/round"]
+        return str(file.attrs["status"]), int(rounds[-1]) if len(rounds) else 0
 
 
 def refuse_other(path: Path, attributes: dict, config: Config, may_differ: Sequence[str] = ()) -> None:
@@ -111,12 +116,8 @@ def begun(config: Config) -> str:
     path = Path(config.run.out)
     if not path.exists():
         return "missing"
-    attributes = stored(path)
-    refuse_other(path, attributes, config, ["run.rounds"])
-    with reading(path) as file:
-        rounds = file["trajectory/round"]
-        done = int(rounds[-1]) if len(rounds) else 0
-    return "complete" if attributes["status"] == "complete" and done == config.run.rounds else "begun"
+    refuse_other(path, stored(path), config, ["run.rounds"])
+    return "complete" if _standing(path) == ("complete", config.run.rounds) else "begun"
 
 
 def resumption(path: Path, config: Config) -> Resumption:

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from fbompi.axes import AXES
+
 Columns = Mapping[str, Any] | Any  # a run, or anything that has columns by name
-AXES = {"bytes": ("bytes_down", "bytes_up"), "calls": ("gradients", "hvps", "crosses")}
 
 
 def along(run: Columns, axis: str) -> np.ndarray:
     """A run's places on an axis, one per row."""
-    return np.sum([np.asarray(run[column], float) for column in AXES.get(axis, (axis,))], axis=0)
+    columns = AXES[axis][1] if axis in AXES else (axis,)
+    return np.sum([np.asarray(run[column], float) for column in columns], axis=0)
 
 
 def known(run: Columns, metric: str, axis: str = "time") -> tuple[np.ndarray, np.ndarray]:

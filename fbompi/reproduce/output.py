@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fbompi import __version__
+from fbompi.destination import temporary
 from fbompi.errors import UserError
+from fbompi.launch import cores
 from fbompi.reproduce.execution import Execution, verdicts
 from fbompi.reproduce.experiment import Experiment, ScaleName, Table
 
@@ -71,12 +73,12 @@ def _draw(experiment: Experiment, done: Execution, directory: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """A text, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    begun = temporary(path)
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        begun.write_text(text, encoding="utf-8")
+        os.replace(begun, path)
     except OSError as e:
-        temporary.unlink(missing_ok=True)
+        begun.unlink(missing_ok=True)
         raise UserError(f"{path}: cannot be written: {e.strerror or e}") from None
 
 
@@ -99,8 +101,7 @@ def machine() -> str:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
     except OSError:
         found = None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{found[1] if found else platform.machine()}, {cores} cores"
+    return f"{found[1] if found else platform.machine()}, {cores()} cores"
 
 
 def markdown(table: Table) -> str:
